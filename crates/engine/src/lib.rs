@@ -1,0 +1,2 @@
+//! Many requests share one model.
+#![forbid(unsafe_code)]

@@ -1,0 +1,33 @@
+//! [`Cpu`]: the processor as the rest of paceline sees it. Its methods are the ops; each lives in
+//! the file named after it, checks its shapes once, cuts its work into items and runs the kernel of
+//! the chosen instruction set on the team.
+
+use crate::isa::Isa;
+use crate::team::Team;
+
+/// A processor: an instruction set and a team of threads.
+pub struct Cpu {
+    pub(crate) isa: Isa,
+    pub(crate) team: Team,
+}
+
+impl Cpu {
+    /// A processor that runs `isa` on `n_threads` threads.
+    ///
+    /// # Panics
+    /// If this machine cannot run `isa`, or `n_threads` is 0.
+    pub fn new(isa: Isa, n_threads: usize) -> Cpu {
+        assert!(isa.is_available(), "this machine cannot run {isa}");
+        Cpu { isa, team: Team::new(n_threads) }
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Threads in use, the calling one included.
+    pub fn n_threads(&self) -> usize {
+        self.team.n_threads()
+    }
+}

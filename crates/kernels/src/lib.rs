@@ -1,0 +1,33 @@
+//! Numbers. Block formats, packed weights, the ops of a transformer and the thread team.
+//!
+//! The rest of paceline reaches the processor only through [`Cpu`], whose methods are the ops.
+//! This crate does no IO, knows no model and no request, and is the only one with SIMD.
+//!
+//! # Shape letters
+//!
+//! | letter | meaning | letter | meaning |
+//! |---|---|---|---|
+//! | T | rows (tokens) of the step | E | head size |
+//! | S | sequences of the step | F | width of the feed-forward layer |
+//! | D | hidden size | V | vocabulary |
+//! | H | query heads | L | layers |
+//! | K | key/value heads | B | block length in tokens |
+//!
+//! # The numerics contract
+//!
+//! Every output element is one serial chain of fused multiply-adds in its own SIMD lane, in an order
+//! that depends only on the weights and on the position: never on the number of rows, the tile
+//! height, the thread count or the neighbours. Every instruction set computes the same chain, so
+//! they agree bit for bit.
+#![allow(unsafe_code)] // The only crate with SIMD; each block carries a SAFETY comment.
+
+mod cpu;
+pub mod dtype;
+pub mod isa;
+pub mod mat;
+pub mod team;
+
+pub use cpu::Cpu;
+pub use dtype::DType;
+pub use isa::Isa;
+pub use mat::{Acts, Forms, Mat};

@@ -1,0 +1,1 @@
+//! paceline runs and serves large language models on the machine at hand.

@@ -1,0 +1,3 @@
+//! The `paceline` command.
+
+fn main() {}
