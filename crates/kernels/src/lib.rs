@@ -21,12 +21,14 @@
 //! they agree bit for bit.
 #![allow(unsafe_code)] // The only crate with SIMD; each block carries a SAFETY comment.
 
+pub mod arena;
 mod cpu;
 pub mod dtype;
 pub mod isa;
 pub mod mat;
 pub mod team;
 
+pub use arena::{AllocError, Arena};
 pub use cpu::Cpu;
 pub use dtype::DType;
 pub use isa::Isa;
