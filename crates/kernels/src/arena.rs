@@ -101,6 +101,7 @@ impl Mapping {
         // Map one huge page more than needed, keep the aligned middle:
         //   raw          start = aligned up                           raw + raw_bytes
         //    |-- head ----|------------- n_bytes ------------|--- tail ---|
+        #[cfg(target_os = "linux")]
         let huge = n_bytes >= HUGE_PAGE; // A smaller one would waste most of a huge page.
         let n_bytes = n_bytes.max(1).checked_next_multiple_of(HUGE_PAGE).ok_or_else(too_big)?;
         let raw_bytes = n_bytes.checked_add(HUGE_PAGE).ok_or_else(too_big)?;
@@ -128,7 +129,8 @@ impl Mapping {
                 libc::munmap(raw.cast(), head);
             }
             libc::munmap(start.add(n_bytes).cast(), HUGE_PAGE - head);
-            if cfg!(target_os = "linux") && huge {
+            #[cfg(target_os = "linux")]
+            if huge {
                 libc::madvise(start.cast(), n_bytes, libc::MADV_HUGEPAGE);
             }
             Ok(Mapping { start: NonNull::new_unchecked(start), n_bytes })

@@ -25,11 +25,15 @@ pub mod arena;
 mod cpu;
 pub mod dtype;
 pub mod isa;
+pub mod linear;
 pub mod mat;
 pub mod team;
+pub mod weight;
 
 pub use arena::{AllocError, Arena};
 pub use cpu::Cpu;
 pub use dtype::DType;
 pub use isa::Isa;
+pub use linear::Linear;
 pub use mat::{Acts, Forms, Mat};
+pub use weight::QMat;

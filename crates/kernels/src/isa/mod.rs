@@ -4,6 +4,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::dtype::DType;
+use crate::linear::LinearKernel;
+
 /// An instruction set that has its own kernels.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Isa {
@@ -51,6 +54,17 @@ impl Isa {
     /// The best instruction set that this processor can run.
     pub fn best() -> Isa {
         Isa::available().last().unwrap_or(Isa::Scalar)
+    }
+
+    /// The kernel of the linear op for weights of `dtype`, or `None` if there is none yet and the
+    /// scalar one must do.
+    #[allow(dead_code)] // Until the op lands.
+    pub(crate) fn linear(self, _dtype: DType) -> Option<LinearKernel> {
+        match self {
+            Isa::Scalar => None, // scalar::linear(dtype)
+            Isa::Avx2 => None,   // avx2::linear(dtype)
+            Isa::Avx512 => None, // avx512::linear(dtype)
+        }
     }
 
     /// The name that `PACELINE_ISA` and the reports use.
