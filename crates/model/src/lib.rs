@@ -4,6 +4,7 @@
 //! sees a request or a sequence; a step reaches it as a [`Batch`] of rows.
 
 pub mod batch;
+pub mod file;
 
 pub use batch::{Batch, Span};
 pub use paceline_kernels::Mat;
