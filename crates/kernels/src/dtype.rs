@@ -79,7 +79,7 @@ dtypes! {
 
 impl DType {
     /// The type's row of the table.
-    pub fn info(self) -> &'static DTypeInfo {
+    pub const fn info(self) -> &'static DTypeInfo {
         &TABLE[self as usize]
     }
 

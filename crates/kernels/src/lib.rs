@@ -27,6 +27,7 @@ pub mod dtype;
 pub mod isa;
 pub mod linear;
 pub mod mat;
+pub mod quant;
 pub mod team;
 pub mod weight;
 
@@ -36,4 +37,4 @@ pub use dtype::DType;
 pub use isa::Isa;
 pub use linear::Linear;
 pub use mat::{Acts, Forms, Mat};
-pub use weight::QMat;
+pub use weight::{PackError, Packer, QMat};

@@ -49,8 +49,14 @@
 
 pub(crate) mod tile;
 
-use crate::arena::Arena;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::arena::{AllocError, Arena};
+use crate::cpu::Cpu;
 use crate::dtype::DType;
+use crate::mat::Forms;
+use crate::quant::{self, Block, Float, GROUP, QuantError, match_format};
+use tile::ROWS;
 
 /// A packed weight `[out, in]`; the module documentation draws its layout.
 #[derive(Debug)]
@@ -61,7 +67,176 @@ pub struct QMat {
     data: Arena,
 }
 
+/// A tensor is no weight that can be computed with.
+#[derive(Debug, thiserror::Error)]
+pub enum PackError {
+    /// The type is known by name only.
+    #[error(transparent)]
+    Unsupported(#[from] QuantError),
+    /// One of the dimensions is 0.
+    #[error("a weight of {n_out} x {n_in} values has none")]
+    Empty {
+        /// Output rows.
+        n_out: usize,
+        /// Values in a row.
+        n_in: usize,
+    },
+    /// Blocks would straddle rows.
+    #[error(
+        "rows of {n_in} values are no whole blocks of {dtype}, which has {block_len} values a block"
+    )]
+    Ragged {
+        /// The type.
+        dtype: DType,
+        /// Values in a row.
+        n_in: usize,
+        /// Values in a block.
+        block_len: usize,
+    },
+    /// The number of bytes is not that of the shape.
+    #[error("{n_out} x {n_in} values of {dtype} do not fill {n_bytes} bytes")]
+    WrongSize {
+        /// The type.
+        dtype: DType,
+        /// Output rows.
+        n_out: usize,
+        /// Values in a row.
+        n_in: usize,
+        /// Bytes given.
+        n_bytes: usize,
+    },
+    /// A scale or a weight is infinite or NaN.
+    #[error("row {row} holds a number that is not finite: the file is damaged")]
+    NotFinite {
+        /// The first such row.
+        row: usize,
+    },
+    /// No memory for the tiles.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+}
+
+/// Bytes that a [`Packer`] asks of the system at once.
+const CHUNK_BYTES: usize = 64 << 20;
+
+/// Packs the weights of a model one after the other into shared huge pages. Most weights are
+/// smaller than such a page, and would get none for themselves.
+pub struct Packer<'a> {
+    cpu: Option<&'a Cpu>,
+    float: bool,
+    chunk_bytes: usize,
+    chunk: Option<Arena>,
+}
+
+impl<'a> Packer<'a> {
+    /// A packer that works on all threads of `cpu`, if any, or on the calling one.
+    pub fn new(cpu: Option<&'a Cpu>) -> Packer<'a> {
+        Packer { cpu, float: false, chunk_bytes: CHUNK_BYTES, chunk: None }
+    }
+
+    /// Float mode, for tests: every format is decoded to F32 tiles.
+    pub fn float(mut self, float: bool) -> Packer<'a> {
+        self.float = float;
+        self
+    }
+
+    /// A packer of one weight, in memory of its own.
+    fn alone(float: bool) -> Packer<'a> {
+        Packer { cpu: None, float, chunk_bytes: 0, chunk: None }
+    }
+
+    /// Packs `bytes`, row-major as in a file.
+    ///
+    /// # Errors
+    /// If the type does not compute, the bytes are not those of `[n_out, n_in]`, a scale or a weight
+    /// is not finite, or there is no memory.
+    pub fn pack(
+        &mut self,
+        dtype: DType,
+        n_out: usize,
+        n_in: usize,
+        bytes: &[u8],
+    ) -> Result<QMat, PackError> {
+        let row_bytes = check(dtype, n_out, n_in, bytes)?;
+        let packed = if self.float { DType::F32 } else { dtype };
+        let tile_bytes = tile_bytes(packed, n_in);
+        let n_bytes = tile_bytes.saturating_mul(n_out.div_ceil(ROWS));
+        let mut data = self.take(n_bytes)?;
+
+        // Each item is a row tile; a ragged last one has rows without bytes.
+        let fill = |item: usize, tile: &mut [u8]| -> Result<(), usize> {
+            let rows = &bytes[item * ROWS * row_bytes..];
+            let row = |r: usize| rows.get(r * row_bytes..(r + 1) * row_bytes);
+            let filled = match_format!(dtype,
+                B => if self.float {
+                    fill_float(tile, n_in, row, |row, values| {
+                        quant::decode_blocks::<B>(quant::blocks(row), values);
+                    })
+                } else {
+                    fill_blocks::<B>(tile, row)
+                },
+                F => if self.float {
+                    fill_float(tile, n_in, row, quant::decode_floats::<F>)
+                } else {
+                    fill_floats::<F>(tile, row)
+                },
+                _ => unreachable!("checked above"),
+            );
+            filled.map_err(|r| item * ROWS + r)
+        };
+        let bad_row = AtomicUsize::new(usize::MAX);
+        let tiles = Tiles { start: data.as_mut_slice().as_mut_ptr(), tile_bytes };
+        let work = |item: usize| {
+            // SAFETY: `item` < number of tiles, and each item runs once.
+            if let Err(row) = fill(item, unsafe { tiles.tile(item) }) {
+                bad_row.fetch_min(row, Ordering::Relaxed);
+            }
+        };
+        match self.cpu {
+            Some(cpu) => cpu.team.for_each(n_out.div_ceil(ROWS), work),
+            None => (0..n_out.div_ceil(ROWS)).for_each(work),
+        }
+        match bad_row.into_inner() {
+            usize::MAX => Ok(QMat { dtype: packed, n_out, n_in, data }),
+            row => Err(PackError::NotFinite { row }),
+        }
+    }
+
+    /// Zeroed memory out of the current chunk, or out of a new one.
+    fn take(&mut self, n_bytes: usize) -> Result<Arena, AllocError> {
+        if n_bytes > self.chunk_bytes / 2 {
+            return Arena::zeroed(n_bytes);
+        }
+        let chunk = match self.chunk.take() {
+            Some(chunk) if chunk.n_bytes() >= n_bytes => chunk,
+            _ => Arena::zeroed(self.chunk_bytes)?,
+        };
+        Ok(self.chunk.insert(chunk).split_to(n_bytes))
+    }
+}
+
 impl QMat {
+    /// Packs one weight by itself on the calling thread; a model's weights go through a [`Packer`].
+    ///
+    /// # Errors
+    /// As [`Packer::pack`].
+    pub fn pack(dtype: DType, n_out: usize, n_in: usize, bytes: &[u8]) -> Result<QMat, PackError> {
+        Packer::alone(false).pack(dtype, n_out, n_in, bytes)
+    }
+
+    /// As [`QMat::pack`], decoded to F32 tiles.
+    ///
+    /// # Errors
+    /// As [`Packer::pack`].
+    pub fn pack_float(
+        dtype: DType,
+        n_out: usize,
+        n_in: usize,
+        bytes: &[u8],
+    ) -> Result<QMat, PackError> {
+        Packer::alone(true).pack(dtype, n_out, n_in, bytes)
+    }
+
     /// Format of the tiles.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -82,9 +257,158 @@ impl QMat {
         self.data.n_bytes()
     }
 
+    /// The form in which the weight reads its activations.
+    pub fn forms(&self) -> Forms {
+        let float = is_float(self.dtype);
+        Forms { float, int8: !float }
+    }
+
+    /// `values` = row `i`, exactly as [`quant::decode`] has it.
+    ///
+    /// # Panics
+    /// If there is no row `i`, or `values` is not as long as a row.
+    pub fn row(&self, i: usize, values: &mut [f32]) {
+        assert!(i < self.n_out, "row {i} of {}", self.n_out);
+        assert_eq!(values.len(), self.n_in, "values of a row");
+        let (tile, row) = (&self.tiles()[i / ROWS * self.tile_bytes()..], i % ROWS);
+        match_format!(self.dtype,
+            B => {
+                let blocks = values.chunks_exact_mut(B::N_GROUPS * GROUP);
+                for (values, block) in blocks.zip(tile.chunks_exact(B::TILE_BYTES)) {
+                    for (g, values) in values.chunks_exact_mut(GROUP).enumerate() {
+                        quant::write_group::<B>(&B::unpack(block, row, g), values);
+                    }
+                }
+            },
+            F => for (k, value) in values.iter_mut().enumerate() {
+                *value = F::read(&tile[(k * ROWS + row) * F::BYTES..]);
+            },
+            _ => unreachable!("only what computes is packed"),
+        );
+    }
+
     /// The row tiles, one after the other.
-    #[allow(dead_code)] // Until the op lands.
     pub(crate) fn tiles(&self) -> &[u8] {
         self.data.as_slice()
     }
+
+    /// Number of row tiles.
+    #[allow(dead_code)] // Until the op lands.
+    pub(crate) fn n_tiles(&self) -> usize {
+        self.n_out.div_ceil(ROWS)
+    }
+
+    /// Bytes of a row tile.
+    pub(crate) fn tile_bytes(&self) -> usize {
+        tile_bytes(self.dtype, self.n_in)
+    }
+}
+
+/// Bytes of a row of the tensor, if the whole of it makes sense.
+fn check(dtype: DType, n_out: usize, n_in: usize, bytes: &[u8]) -> Result<usize, PackError> {
+    if !quant::computes(dtype) {
+        return Err(QuantError::Unsupported(dtype).into());
+    }
+    if n_out == 0 || n_in == 0 {
+        return Err(PackError::Empty { n_out, n_in });
+    }
+    let block_len = dtype.info().block_len;
+    if !n_in.is_multiple_of(block_len) {
+        return Err(PackError::Ragged { dtype, n_in, block_len });
+    }
+    let row_bytes = dtype.n_bytes(n_in);
+    if row_bytes.and_then(|row_bytes| row_bytes.checked_mul(n_out)) != Some(bytes.len()) {
+        return Err(PackError::WrongSize { dtype, n_out, n_in, n_bytes: bytes.len() });
+    }
+    Ok(bytes.len() / n_out)
+}
+
+fn is_float(dtype: DType) -> bool {
+    match_format!(dtype, B => false, F => true, _ => false)
+}
+
+/// Bytes of a row tile; saturates, so that what overflows is refused as an allocation.
+fn tile_bytes(dtype: DType, n_in: usize) -> usize {
+    match_format!(dtype,
+        B => (n_in / (B::N_GROUPS * GROUP)).saturating_mul(B::TILE_BYTES),
+        F => n_in.saturating_mul(ROWS * F::BYTES),
+        _ => unreachable!("only what computes is packed"),
+    )
+}
+
+/// Row tiles that several threads fill.
+struct Tiles {
+    start: *mut u8,
+    tile_bytes: usize,
+}
+
+// SAFETY: the tiles are disjoint, and each is given out once.
+unsafe impl Sync for Tiles {}
+
+impl Tiles {
+    /// # Safety
+    /// There is a tile `item`, and nobody else has it.
+    #[allow(clippy::mut_from_ref)] // Each item is another tile.
+    unsafe fn tile(&self, item: usize) -> &mut [u8] {
+        // SAFETY: inside the allocation and exclusive, by the contract.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.start.add(item * self.tile_bytes), self.tile_bytes)
+        }
+    }
+}
+
+/// Fills a row tile from its rows, `None` past the last; a row with a bad scale is the error.
+fn fill_blocks<'a, B: Block>(
+    tile: &mut [u8],
+    row: impl Fn(usize) -> Option<&'a [u8]>,
+) -> Result<(), usize> {
+    let zero = B::ZERO;
+    for r in 0..ROWS {
+        let row: Option<&[B]> = row(r).map(quant::blocks);
+        for (b, tile) in tile.chunks_exact_mut(B::TILE_BYTES).enumerate() {
+            let block = row.map_or(&zero, |row| &row[b]);
+            if !block.is_finite() {
+                return Err(r);
+            }
+            block.pack(r, tile);
+        }
+    }
+    Ok(())
+}
+
+/// As [`fill_blocks`], for float formats.
+fn fill_floats<'a, F: Float>(
+    tile: &mut [u8],
+    row: impl Fn(usize) -> Option<&'a [u8]>,
+) -> Result<(), usize> {
+    for (r, row) in (0..ROWS).map_while(|r| row(r).map(|row| (r, row))) {
+        let lanes = tile.chunks_exact_mut(ROWS * F::BYTES);
+        for (lanes, value) in lanes.zip(row.chunks_exact(F::BYTES)) {
+            if !F::read(value).is_finite() {
+                return Err(r);
+            }
+            lanes[r * F::BYTES..(r + 1) * F::BYTES].copy_from_slice(value);
+        }
+    }
+    Ok(())
+}
+
+/// As [`fill_blocks`], through `decode` into F32 tiles.
+fn fill_float<'a>(
+    tile: &mut [u8],
+    n_in: usize,
+    row: impl Fn(usize) -> Option<&'a [u8]>,
+    decode: impl Fn(&[u8], &mut [f32]),
+) -> Result<(), usize> {
+    let mut values = vec![0.0; n_in];
+    for (r, row) in (0..ROWS).map_while(|r| row(r).map(|row| (r, row))) {
+        decode(row, &mut values);
+        for (k, &value) in values.iter().enumerate() {
+            if !value.is_finite() {
+                return Err(r);
+            }
+            quant::F32::write(value, &mut tile[(k * ROWS + r) * 4..]);
+        }
+    }
+    Ok(())
 }

@@ -75,3 +75,69 @@ pub(crate) mod q6_k {
     pub(crate) const SUB_BYTES: usize = 832;
     pub(crate) const BYTES: usize = SUBS + 8 * SUB_BYTES;
 }
+
+/// Bytes of a vector: one strip, 4 bytes a row.
+const VECTOR: usize = 4 * STRIP_ROWS;
+
+/// Where the four bytes of row `row` lie in vector `j` of a section of `n` vectors a strip.
+fn dword(row: usize, j: usize, n: usize) -> usize {
+    (row / STRIP_ROWS * n + j) * VECTOR + row % STRIP_ROWS * 4
+}
+
+/// Writes a row of 4-bit codes: byte b of `bytes` holds k = b in its low and k = 16 + b in its high
+/// nibble, just as the bytes of the tile do.
+pub(crate) fn put_nibbles(bytes: &[u8; 16], row: usize, section: &mut [u8]) {
+    for (j, quad) in bytes.as_chunks::<4>().0.iter().enumerate() {
+        section[dword(row, j, 4)..][..4].copy_from_slice(quad);
+    }
+}
+
+/// Reads what [`put_nibbles`] wrote.
+pub(crate) fn nibbles(row: usize, section: &[u8]) -> [u8; 16] {
+    let section = &section[..512];
+    std::array::from_fn(|b| section[dword(row, b / 4, 4) + b % 4])
+}
+
+/// Writes a row of 8-bit codes.
+pub(crate) fn put_bytes(codes: &[u8; 32], row: usize, section: &mut [u8]) {
+    for (j, quad) in codes.as_chunks::<4>().0.iter().enumerate() {
+        section[dword(row, j, 8)..][..4].copy_from_slice(quad);
+    }
+}
+
+/// Reads what [`put_bytes`] wrote.
+pub(crate) fn bytes(row: usize, section: &[u8]) -> [u8; 32] {
+    let section = &section[..1024];
+    std::array::from_fn(|k| section[dword(row, k / 4, 8) + k % 4])
+}
+
+/// Writes a row of fifth bits, bit k of `bits` for k, into a zeroed section. The four bits of k =
+/// 4j..4j+4 are nibble r of u64 j, so half a byte.
+pub(crate) fn put_fifth(bits: u32, row: usize, section: &mut [u8]) {
+    let (strip, r) = (row / STRIP_ROWS, row % STRIP_ROWS);
+    for (j, word) in section[64 * strip..][..64].as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        word[r / 2] |= ((bits >> (4 * j) & 15) as u8) << (4 * (r % 2));
+    }
+}
+
+/// Reads what [`put_fifth`] wrote.
+pub(crate) fn fifth(row: usize, section: &[u8]) -> u32 {
+    let (strip, r) = (row / STRIP_ROWS, row % STRIP_ROWS);
+    let words = section[64 * strip..][..64].as_chunks::<8>().0.iter().enumerate();
+    words.fold(0, |bits, (j, word)| bits | u32::from(word[r / 2] >> (4 * (r % 2)) & 15) << (4 * j))
+}
+
+/// Writes a row of high pairs (bits 4 and 5 of the codes), each 0..4.
+pub(crate) fn put_high(pairs: &[u8; 32], row: usize, section: &mut [u8]) {
+    for v in 0..2 {
+        let pair = |t: usize, i: usize| pairs[4 * (4 * v + t) + i] << (2 * t);
+        let quad: [u8; 4] =
+            std::array::from_fn(|i| pair(0, i) | pair(1, i) | pair(2, i) | pair(3, i));
+        section[dword(row, v, 2)..][..4].copy_from_slice(&quad);
+    }
+}
+
+/// Reads what [`put_high`] wrote.
+pub(crate) fn high(row: usize, section: &[u8]) -> [u8; 32] {
+    std::array::from_fn(|k| section[dword(row, k / 16, 2) + k % 4] >> (2 * (k / 4 % 4)) & 3)
+}
