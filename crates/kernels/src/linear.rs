@@ -12,8 +12,10 @@
 //!
 //! Last come `acc + bias` (nothing without a bias) and then `+ y` if the op adds to its output, in
 //! this order.
-#![allow(dead_code)] // Until the op lands.
 
+use std::ops::Range;
+
+use crate::cpu::Cpu;
 use crate::mat::{Acts, Mat};
 use crate::weight::QMat;
 use crate::weight::tile::ROWS;
@@ -28,6 +30,118 @@ pub struct Linear<'a> {
     pub y: &'a mut Mat,
     /// Whether the product is added to what `y` holds.
     pub add: bool,
+}
+
+impl Cpu {
+    /// For each part, in one parallel region: `y[t, o] = sum_i x[t, i] w[o, i]`, plus `bias[o]`, plus
+    /// what `y[t, o]` held if the part adds. `x` is `[T, in]`, `y` `[T, out]`; the module
+    /// documentation gives the chain.
+    ///
+    /// # Panics
+    /// If the shapes differ, or `x` lacks a form that a weight reads.
+    pub fn linear(&self, x: &Acts, parts: &mut [Linear<'_>]) {
+        for Linear { w, bias, y, .. } in &*parts {
+            assert_eq!(x.cols(), w.n_in(), "the weight's rows are as long as those of x");
+            assert_eq!(y.rows(), x.rows(), "y has the rows of x");
+            assert_eq!(y.cols(), w.n_out(), "y has the outputs of the weight");
+            assert!(bias.is_none_or(|bias| bias.len() == w.n_out()), "one bias for each output");
+            assert_eq!(x.forms.or(w.forms()), x.forms, "x has the form that the weight reads");
+        }
+        if x.rows() == 0 {
+            return;
+        }
+        let parts: Vec<Part<'_>> = parts.iter_mut().map(Part::new).collect();
+        let n_threads = self.team.n_threads();
+        let n_bytes = parts.iter().map(|part| part.w.n_bytes()).sum::<usize>();
+        self.team.run(&|thread| {
+            // Threads take equal shares of the bytes, cut at row tiles:
+            //   |---- part 0 ----|-- part 1 --|------- part 2 -------|
+            //   |------ thread 0 ------|------ thread 1 -------|
+            let cut =
+                |thread: usize| (n_bytes as u128 * thread as u128 / n_threads as u128) as usize;
+            let mut first = 0;
+            for part in &parts {
+                let tiles = part.tiles_between(first, cut(thread)..cut(thread + 1));
+                first += part.w.n_bytes();
+                if !tiles.is_empty() {
+                    // SAFETY: `Cpu::new` checked the instruction set, the asserts above the shapes;
+                    // the cuts give each tile, and so each column of `y`, to one thread.
+                    unsafe { (self.isa.linear(part.w.dtype()))(&part.share(x, tiles)) };
+                }
+            }
+        });
+    }
+
+    /// `y[t] = scale * table[ids[t]]`: rows of an embedding table. `y` is `[T, D]`, or gets so many rows.
+    ///
+    /// # Panics
+    /// If an id is no row of the table, or `y` is not as wide.
+    pub fn embed(&self, table: &QMat, ids: &[u32], scale: f32, y: &mut Mat) {
+        assert_eq!(y.cols(), table.n_in(), "y is as wide as the table");
+        y.set_rows(ids.len());
+        let rows = Columns(y.as_mut_slice().as_mut_ptr());
+        self.team.for_each(ids.len(), |t| {
+            // SAFETY: row `t` of `y`, which no other item touches.
+            let row = unsafe {
+                std::slice::from_raw_parts_mut(rows.get().add(t * table.n_in()), table.n_in())
+            };
+            table.row(ids[t] as usize, row);
+            row.iter_mut().for_each(|value| *value *= scale);
+        });
+    }
+}
+
+/// Values that several threads write, each its own.
+#[derive(Clone, Copy)]
+struct Columns(*mut f32);
+
+impl Columns {
+    fn get(self) -> *mut f32 {
+        self.0
+    }
+}
+
+// SAFETY: only a pointer; who follows it sees to it that no two threads write the same value.
+unsafe impl Send for Columns {}
+// SAFETY: as above.
+unsafe impl Sync for Columns {}
+
+/// A [`Linear`] that threads share.
+struct Part<'a> {
+    w: &'a QMat,
+    bias: Option<&'a [f32]>,
+    y: Columns,
+    add: bool,
+}
+
+impl<'a> Part<'a> {
+    fn new(part: &'a mut Linear<'_>) -> Part<'a> {
+        let y = Columns(part.y.as_mut_slice().as_mut_ptr());
+        Part { w: part.w, bias: part.bias, y, add: part.add }
+    }
+
+    /// The row tiles that start in the byte range `cut`, this part's first byte being `first`.
+    fn tiles_between(&self, first: usize, cut: Range<usize>) -> Range<usize> {
+        let tile = |byte: usize| {
+            byte.saturating_sub(first).div_ceil(self.w.tile_bytes()).min(self.w.n_tiles())
+        };
+        tile(cut.start)..tile(cut.end)
+    }
+
+    /// The share of one thread.
+    fn share(&self, x: &'a Acts, tiles: Range<usize>) -> TileArgs<'a> {
+        let (n_out, tile_bytes) = (self.w.n_out(), self.w.tile_bytes());
+        let outputs = tiles.start * ROWS..n_out.min(tiles.end * ROWS);
+        TileArgs {
+            tiles: &self.w.tiles()[tiles.start * tile_bytes..tiles.end * tile_bytes],
+            n_out: outputs.len(),
+            x,
+            bias: self.bias.map(|bias| &bias[outputs.clone()]),
+            y: self.y.get().wrapping_add(outputs.start),
+            y_stride: n_out,
+            add: self.add,
+        }
+    }
 }
 
 /// A share of one product for one thread: consecutive row tiles times all T rows.

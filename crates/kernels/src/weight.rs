@@ -293,7 +293,6 @@ impl QMat {
     }
 
     /// Number of row tiles.
-    #[allow(dead_code)] // Until the op lands.
     pub(crate) fn n_tiles(&self) -> usize {
         self.n_out.div_ceil(ROWS)
     }

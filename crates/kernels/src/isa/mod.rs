@@ -1,6 +1,8 @@
 //! Instruction sets, chosen at run time. The baseline of the binary is plain x86-64 (or any other
 //! processor, in scalar code); nothing here looks at `cfg(target_feature)`.
 
+mod scalar;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -56,15 +58,17 @@ impl Isa {
         Isa::available().last().unwrap_or(Isa::Scalar)
     }
 
-    /// The kernel of the linear op for weights of `dtype`, or `None` if there is none yet and the
-    /// scalar one must do.
-    #[allow(dead_code)] // Until the op lands.
-    pub(crate) fn linear(self, _dtype: DType) -> Option<LinearKernel> {
-        match self {
-            Isa::Scalar => None, // scalar::linear(dtype)
-            Isa::Avx2 => None,   // avx2::linear(dtype)
-            Isa::Avx512 => None, // avx512::linear(dtype)
-        }
+    /// The kernel of the linear op for weights of `dtype`; the scalar one where there is no better.
+    ///
+    /// # Panics
+    /// If the type does not compute.
+    pub(crate) fn linear(self, dtype: DType) -> LinearKernel {
+        let own = match self {
+            Isa::Scalar => None,
+            Isa::Avx2 => None,   // x86_64::avx2::linear(dtype)
+            Isa::Avx512 => None, // x86_64::avx512::linear(dtype)
+        };
+        own.unwrap_or_else(|| scalar::linear(dtype))
     }
 
     /// The name that `PACELINE_ISA` and the reports use.

@@ -53,7 +53,6 @@ pub(crate) unsafe trait Block: Copy + Sync + 'static {
     /// Whether the groups have a minimum.
     const HAS_MIN: bool = false;
     /// Whether the halves of a group have scales of their own.
-    #[allow(dead_code)] // Until the op lands.
     const HAS_HALVES: bool = false;
     /// A block of zeros.
     const ZERO: Self;

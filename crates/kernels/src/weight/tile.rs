@@ -1,6 +1,5 @@
 //! Where things lie in a block of a row tile, in bytes. The drawing is in the documentation of
 //! [`crate::weight`].
-#![allow(dead_code)] // Until every format has its kernels.
 
 /// Output rows of a row tile.
 pub(crate) const ROWS: usize = 32;
@@ -140,4 +139,50 @@ pub(crate) fn put_high(pairs: &[u8; 32], row: usize, section: &mut [u8]) {
 /// Reads what [`put_high`] wrote.
 pub(crate) fn high(row: usize, section: &[u8]) -> [u8; 32] {
     std::array::from_fn(|k| section[dword(row, k / 16, 2) + k % 4] >> (2 * (k / 4 % 4)) & 3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table of sections in [`crate::weight`], read byte by byte.
+    #[test]
+    fn sections_are_laid_out_as_documented() {
+        let code = |row: usize, k: usize| (row * 37 + k * 11 + row * k) as u8;
+        let row_codes = |row: usize| std::array::from_fn::<u8, 32, _>(|k| code(row, k));
+        let (mut low, mut eight) = ([0; 512], [0; 1024]);
+        let (mut fifths, mut highs) = ([0; 128], [0; 256]);
+        for row in 0..ROWS {
+            let codes = row_codes(row);
+            put_nibbles(
+                &std::array::from_fn(|b| codes[b] & 15 | codes[b + 16] << 4),
+                row,
+                &mut low,
+            );
+            put_bytes(&codes, row, &mut eight);
+            let bits = (0..32).fold(0, |bits, k| bits | u32::from(codes[k] >> 4 & 1) << k);
+            put_fifth(bits, row, &mut fifths);
+            put_high(&codes.map(|code| code >> 4 & 3), row, &mut highs);
+            assert_eq!(fifth(row, &fifths), bits);
+        }
+        for (s, r, i) in
+            (0..2).flat_map(|s| (0..16).flat_map(move |r| (0..4).map(move |i| (s, r, i))))
+        {
+            let code = |k: usize| code(16 * s + r, k);
+            for j in 0..4 {
+                let byte = low[256 * s + 64 * j + 4 * r + i];
+                assert_eq!(byte, code(4 * j + i) & 15 | code(16 + 4 * j + i) << 4);
+            }
+            for j in 0..8 {
+                assert_eq!(eight[512 * s + 64 * j + 4 * r + i], code(4 * j + i));
+                let word = &fifths[64 * s + 8 * j..][..8];
+                let word = u64::from_le_bytes(word.try_into().unwrap());
+                assert_eq!(word >> (4 * r + i) & 1, u64::from(code(4 * j + i) >> 4 & 1));
+            }
+            for (v, t) in [0, 1].into_iter().flat_map(|v| (0..4).map(move |t| (v, t))) {
+                let byte = highs[128 * s + 64 * v + 4 * r + i];
+                assert_eq!(byte >> (2 * t) & 3, code(4 * (4 * v + t) + i) >> 4 & 3);
+            }
+        }
+    }
 }
