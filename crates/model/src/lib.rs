@@ -5,6 +5,7 @@
 
 pub mod batch;
 pub mod file;
+pub mod meta;
 
 pub use batch::{Batch, Span};
 pub use paceline_kernels::Mat;

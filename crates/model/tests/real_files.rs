@@ -5,6 +5,9 @@ mod common;
 use common::cached;
 use paceline_kernels::DType;
 use paceline_model::file::{GgufFile, ModelFile};
+use paceline_model::meta::{
+    ModelMeta, RopeMeta, RopePairing, RopeScaling, SamplingDefaults, SlidingWindow,
+};
 
 #[test]
 fn smollm2_has_the_published_shapes() {
@@ -23,4 +26,105 @@ fn smollm2_has_the_published_shapes() {
     let down = file.tensor("blk.0.ffn_down.weight").unwrap();
     assert_eq!((down.shape, down.dtype), (&[576, 1536][..], DType::Q4_1));
     assert!(ModelFile::open(&path).unwrap().tensor("output_norm.weight").is_some());
+}
+
+#[test]
+fn smollm2_meta() {
+    let Some(path) = cached("smollm2-135m") else { return };
+    let meta = ModelMeta::read(&ModelFile::open(&path).unwrap()).unwrap();
+    assert_eq!(
+        meta,
+        ModelMeta {
+            architecture: "llama".to_owned(),
+            name: Some("Smollm2 135M 8k Lc100K Mix1 Ep2".to_owned()),
+            n_layers: 30,
+            d_model: 576,
+            n_heads: 9,
+            n_kv_heads: 3,
+            head_size: 64,
+            ffn_len: 1536,
+            vocab_len: 49152,
+            context_len: 8192,
+            rms_eps: 1e-5,
+            norm_offset: 0.0,
+            embedding_scale: 1.0,
+            attn_scale: 0.125,
+            attn_softcap: None,
+            logit_softcap: None,
+            rope: RopeMeta {
+                base: 100_000.0,
+                local_base: None,
+                dim: 64,
+                pairing: RopePairing::Adjacent,
+                scaling: RopeScaling::None,
+                divisors: None,
+            },
+            sliding_window: None,
+            tie_word_embeddings: true,
+            bos_id: Some(1),
+            eos_ids: vec![2],
+            sampling: SamplingDefaults::default(),
+        }
+    );
+}
+
+#[test]
+fn gemma3_meta() {
+    let Some(path) = cached("gemma3-270m") else { return };
+    let meta = ModelMeta::read(&ModelFile::open(&path).unwrap()).unwrap();
+    let full = [5, 11, 17];
+    let window = SlidingWindow { len: 512, layers: (0..18).map(|i| !full.contains(&i)).collect() };
+    assert_eq!(
+        meta,
+        ModelMeta {
+            architecture: "gemma3".to_owned(),
+            name: Some("Gemma 3 270m".to_owned()),
+            n_layers: 18,
+            d_model: 640,
+            n_heads: 4,
+            n_kv_heads: 1,
+            head_size: 256,
+            ffn_len: 2048,
+            vocab_len: 262_144,
+            context_len: 32768,
+            rms_eps: 1e-6,
+            norm_offset: 0.0,
+            embedding_scale: 640_f32.sqrt(),
+            attn_scale: 0.0625,
+            attn_softcap: None,
+            logit_softcap: None,
+            rope: RopeMeta {
+                base: 1_000_000.0,
+                local_base: Some(10_000.0),
+                dim: 256,
+                pairing: RopePairing::Halves,
+                scaling: RopeScaling::None,
+                divisors: None,
+            },
+            sliding_window: Some(window),
+            tie_word_embeddings: true,
+            bos_id: Some(2),
+            eos_ids: vec![1],
+            sampling: SamplingDefaults::default(),
+        }
+    );
+}
+
+#[test]
+fn qwen2_meta() {
+    let names = ["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"];
+    // L, D, H, F of each.
+    let sizes = [[24, 896, 14, 4864], [28, 1536, 12, 8960]];
+    for (name, sizes) in names.into_iter().zip(sizes) {
+        let Some(path) = cached(name) else { continue };
+        let meta = ModelMeta::read(&ModelFile::open(&path).unwrap()).unwrap();
+        assert_eq!([meta.n_layers, meta.d_model, meta.n_heads, meta.ffn_len], sizes);
+        assert_eq!((meta.architecture.as_str(), meta.n_kv_heads), ("qwen2", 2));
+        assert_eq!(meta.head_size, meta.d_model / meta.n_heads);
+        assert_eq!((meta.vocab_len, meta.context_len), (151_936, 32768));
+        assert_eq!((meta.rms_eps, meta.rope.base), (1e-6, 1_000_000.0));
+        assert_eq!((meta.rope.pairing, meta.rope.dim), (RopePairing::Halves, meta.head_size));
+        assert!(!meta.tie_word_embeddings && meta.sliding_window.is_none());
+        assert_eq!((meta.bos_id, meta.eos_ids), (Some(151_643), vec![151_645]));
+    }
 }

@@ -21,11 +21,19 @@ pub enum Fault {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The file is something else than a model.
-    #[error("{what} is not a model; {accepted}", accepted = ACCEPTED)]
-    NotAModel {
-        /// What the file looks like.
-        what: String,
+    #[error(
+        "not a model: a .gguf file or a directory with config.json and safetensors is accepted"
+    )]
+    NotAModel,
+    /// A directory that no model can be read from.
+    #[error("a directory without config.json is not a model{hint}")]
+    NoConfig {
+        /// A file in it that might be meant, as the rest of the sentence; or empty.
+        hint: String,
     },
+    /// JSON that cannot be read.
+    #[error("{0}: the file is corrupt")]
+    Json(String),
     /// The file is recognisably something else, and there is a way out.
     #[error("{what}: {way_out}")]
     Recognised {
@@ -70,9 +78,6 @@ pub enum Fault {
     #[error(transparent)]
     Key(#[from] KeyError),
 }
-
-const ACCEPTED: &str =
-    "a .gguf file or a directory with config.json and model.safetensors is accepted";
 
 impl Fault {
     /// The error of the file at `path`.
@@ -121,9 +126,14 @@ impl KeyError {
 
 /// A name out of a file, fit for a one-line message: escaped and shortened.
 pub(crate) fn shown(name: &str) -> String {
-    const LIMIT: usize = 80;
-    let mut out: String = name.escape_debug().take(LIMIT).collect();
-    if name.escape_debug().nth(LIMIT).is_some() {
+    shorten(&name.escape_debug().take(1000).collect::<String>())
+}
+
+/// At most 120 characters of a message.
+pub(crate) fn shorten(message: &str) -> String {
+    const LIMIT: usize = 120;
+    let mut out: String = message.chars().take(LIMIT).collect();
+    if message.chars().nth(LIMIT).is_some() {
         out.push('…');
     }
     out

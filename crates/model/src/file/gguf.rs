@@ -11,17 +11,17 @@
 //! length is checked against the bytes that remain before anything is allocated for it, so that a
 //! file costs memory in proportion to its size at most.
 
-use super::TensorView;
 use super::error::{Fault, FileError, shown};
 use super::mmap::Bytes;
 use super::value::{Array, Metadata, Strings, Value};
+use super::{TensorInfo, TensorView, check_overlap};
 use paceline_kernels::DType;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// The first bytes of every GGUF file.
-pub const MAGIC: &[u8; 4] = b"GGUF";
+pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 
 /// Bytes to which tensors are aligned when `general.alignment` does not say.
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -31,20 +31,6 @@ const MAX_DIMS: u32 = 4;
 const MAX_NAME_BYTES: usize = 65_535;
 /// Arrays in arrays are allowed and used by nobody: refuse to recurse further than this.
 const MAX_ARRAY_DEPTH: usize = 4;
-
-/// Where a tensor lies and how to read it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorInfo {
-    /// Its name, e.g. `blk.0.attn_q.weight`.
-    pub name: String,
-    /// Type of its values.
-    pub dtype: DType,
-    /// Dimensions, outermost first: a matrix is `[out, in]`, row-major. (The file has them the
-    /// other way round.)
-    pub shape: Vec<usize>,
-    /// Its bytes in the file.
-    pub range: Range<usize>,
-}
 
 /// A GGUF file: metadata and tensors, the latter not copied out of the map.
 #[derive(Debug)]
@@ -112,7 +98,7 @@ impl GgufFile {
 
     /// A tensor by name.
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        self.index.get(name).map(|&i| self.view(&self.tensors[i]))
+        self.index.get(name).map(|&i| self.tensors[i].view(&self.bytes))
     }
 
     /// The bytes of a tensor, a whole number of blocks of its type.
@@ -120,13 +106,8 @@ impl GgufFile {
         self.tensor(name).map(|tensor| tensor.bytes)
     }
 
-    pub(super) fn view<'a>(&'a self, info: &'a TensorInfo) -> TensorView<'a> {
-        TensorView {
-            name: &info.name,
-            dtype: info.dtype,
-            shape: &info.shape,
-            bytes: &self.bytes[info.range.clone()],
-        }
+    pub(super) fn views(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
+        self.tensors.iter().map(|info| info.view(&self.bytes))
     }
 }
 
@@ -143,7 +124,7 @@ impl Head {
     fn read(bytes: &[u8]) -> Result<Head, Fault> {
         let mut reader = Reader { bytes, position: 0, place: "the header".to_owned() };
         if reader.array::<4>()? != *MAGIC {
-            return Err(Fault::NotAModel { what: "a file without the GGUF magic".to_owned() });
+            return Err(Fault::NotAModel);
         }
         let version = reader.u32()?;
         match version {
@@ -225,14 +206,7 @@ fn place_tensors(
     }
     let mut by_start: Vec<&TensorInfo> = tensors.iter().collect();
     by_start.sort_by_key(|tensor| tensor.range.start);
-    for pair in by_start.windows(2) {
-        if pair[1].range.start < pair[0].range.end {
-            let place = format!("tensor {}", shown(&pair[1].name));
-            let problem = format!("overlaps tensor {}", shown(&pair[0].name));
-            return Err(Fault::Corrupt { place, problem });
-        }
-    }
-    Ok(())
+    check_overlap(by_start.into_iter())
 }
 
 /// A position in the file, and the part being read for error messages.
