@@ -1,2 +1,31 @@
-//! Many requests share one model.
+//! Many requests share one model: sequences, block pool, scheduler, sampler, drafters, text.
+//!
+//! An [`Engine`] is a deterministic state machine: no IO, no threads, no clock, no randomness of its
+//! own. What it generates for a request does not depend on the other requests, nor on any setting
+//! of [`EngineConfig`].
+//!
+//! ```text
+//! Request -> add -> step: schedule -> batch -> forward -> sample -> commit -> draft -> events
+//! ```
 #![forbid(unsafe_code)]
+
+pub mod block_pool;
+pub mod draft;
+mod engine;
+mod event;
+pub mod request;
+pub mod sample;
+mod scheduler;
+mod sequence;
+mod stats;
+#[cfg(feature = "testing")]
+pub mod testing;
+pub mod text;
+
+pub use draft::Speculate;
+pub use engine::{Engine, EngineConfig, EngineError};
+pub use event::{Event, FinishReason, RequestId, Stop, Usage};
+pub use request::{InvalidRequest, Limits, Request, SamplingParams};
+pub use sample::Logprobs;
+pub use stats::Stats;
+pub use text::Vocab;

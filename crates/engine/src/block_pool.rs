@@ -1,0 +1,336 @@
+//! [`BlockPool`]: which blocks of the KV cache are in use, by how many, and what the others still
+//! hold.
+//!
+//! A block is free when no block table names it. A free block keeps its contents until it is handed
+//! out again; if they were published, a sequence with the same prefix finds and revives it.
+//!
+//! ```text
+//! free list   front                                           back
+//!             unpublished | published, freed long ago ... freed last
+//!             ^ handed out first
+//! ```
+//!
+//! A table is freed from its tail, so of one sequence's blocks the tail is handed out first and a
+//! published block never outlives the block before it.
+
+use paceline_model::TokenId;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The number of a block in the KV cache.
+pub type BlockId = u32;
+
+const NONE: u32 = u32::MAX;
+
+/// What comes before a published block. A number is never used twice, so it stands for all tokens
+/// from the sequence's start to the end of that block, and for the salt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Parent {
+    Root(Arc<str>),
+    Prefix(u64),
+}
+
+/// What a published block holds.
+#[derive(Debug)]
+struct Published {
+    prefix: u64,
+    parent: Parent,
+    tokens: Box<[TokenId]>,
+    hash: u64,
+}
+
+#[derive(Debug)]
+struct Block {
+    refs: u32,
+    prev: u32,
+    next: u32,
+    published: Option<Published>,
+}
+
+/// Counts the references of every block of the KV cache.
+#[derive(Debug)]
+pub struct BlockPool {
+    block_len: usize,
+    blocks: Vec<Block>,
+    head: u32,
+    tail: u32,
+    n_free: usize,
+    /// From the hash of (parent, tokens). On a hit both are compared, so a collision costs a hit
+    /// and never a wrong block.
+    by_hash: HashMap<u64, BlockId>,
+    next_prefix: u64,
+}
+
+impl BlockPool {
+    /// A pool of free blocks `0..n_blocks` of `block_len` tokens.
+    pub fn new(n_blocks: usize, block_len: usize) -> BlockPool {
+        assert!(n_blocks < NONE as usize && block_len > 0);
+        let mut pool = BlockPool {
+            block_len,
+            blocks: Vec::with_capacity(n_blocks),
+            head: NONE,
+            tail: NONE,
+            n_free: 0,
+            by_hash: HashMap::new(),
+            next_prefix: 0,
+        };
+        for id in 0..n_blocks as u32 {
+            pool.blocks.push(Block { refs: 0, prev: NONE, next: NONE, published: None });
+            pool.link_back(id);
+        }
+        pool
+    }
+
+    /// B.
+    pub fn block_len(&self) -> usize {
+        self.block_len
+    }
+
+    /// Blocks in all.
+    pub fn n_blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Blocks that no table names.
+    pub fn n_free(&self) -> usize {
+        self.n_free
+    }
+
+    /// Blocks that some table names.
+    pub fn n_used(&self) -> usize {
+        self.blocks.len() - self.n_free
+    }
+
+    /// Appends `n` blocks to a table, or none and returns false. What they held is forgotten.
+    pub fn alloc(&mut self, n: usize, table: &mut Vec<BlockId>) -> bool {
+        if n > self.n_free {
+            return false;
+        }
+        for _ in 0..n {
+            let id = self.head;
+            self.unlink(id);
+            if let Some(old) = self.blocks[id as usize].published.take() {
+                self.by_hash.remove(&old.hash);
+            }
+            self.blocks[id as usize].refs = 1;
+            table.push(id);
+        }
+        true
+    }
+
+    /// Cuts a table to `len` blocks, its tail first.
+    pub fn truncate(&mut self, table: &mut Vec<BlockId>, len: usize) {
+        while table.len() > len {
+            if let Some(id) = table.pop() {
+                self.release(id);
+            }
+        }
+    }
+
+    /// The published blocks that continue a table: `found[i]` holds
+    /// `tokens[(table.len() + i) * B..][..B]`, after the table's own blocks. All blocks of the table
+    /// must be published. Takes no reference: see [`BlockPool::share`].
+    pub fn longest_prefix(
+        &self,
+        salt: &Arc<str>,
+        table: &[BlockId],
+        tokens: &[TokenId],
+    ) -> Vec<BlockId> {
+        let mut found = Vec::new();
+        let Some(mut parent) = self.parent_of(salt, table.last()) else { return found };
+        let known = (table.len() * self.block_len).min(tokens.len());
+        for tokens in tokens[known..].chunks_exact(self.block_len) {
+            let Some((id, prefix)) = self.find(&parent, tokens) else { break };
+            found.push(id);
+            parent = Parent::Prefix(prefix);
+        }
+        found
+    }
+
+    /// Of these blocks, how many are free.
+    pub fn count_free(&self, ids: &[BlockId]) -> usize {
+        ids.iter().filter(|&&id| self.blocks[id as usize].refs == 0).count()
+    }
+
+    /// Appends blocks found by [`BlockPool::longest_prefix`] to a table.
+    pub fn share(&mut self, found: &[BlockId], table: &mut Vec<BlockId>) {
+        for &id in found {
+            if self.blocks[id as usize].refs == 0 {
+                self.unlink(id);
+            }
+            self.blocks[id as usize].refs += 1;
+            table.push(id);
+        }
+    }
+
+    /// Publishes block `i` of a table, which is full with `tokens`; the blocks before it must be
+    /// published. If an equal block already is, the table gets that one in place of its own: equal
+    /// prefixes have the same K and V bit for bit. Returns false if it cannot be published.
+    pub fn publish(
+        &mut self,
+        salt: &Arc<str>,
+        table: &mut [BlockId],
+        i: usize,
+        tokens: &[TokenId],
+    ) -> bool {
+        assert_eq!(tokens.len(), self.block_len);
+        let own = table[i];
+        if self.blocks[own as usize].published.is_some() {
+            return true;
+        }
+        let before = i.checked_sub(1).map(|i| &table[i]);
+        let Some(parent) = self.parent_of(salt, before) else { return false };
+        if let Some((id, _)) = self.find(&parent, tokens) {
+            if self.blocks[id as usize].refs == 0 {
+                self.unlink(id);
+            }
+            self.blocks[id as usize].refs += 1;
+            self.release(own);
+            table[i] = id;
+            return true;
+        }
+        let hash = hash(&parent, tokens);
+        if self.by_hash.contains_key(&hash) {
+            return false;
+        }
+        self.by_hash.insert(hash, own);
+        let prefix = self.next_prefix;
+        self.next_prefix += 1;
+        let tokens = tokens.into();
+        self.blocks[own as usize].published = Some(Published { prefix, parent, tokens, hash });
+        true
+    }
+
+    fn parent_of(&self, salt: &Arc<str>, before: Option<&BlockId>) -> Option<Parent> {
+        match before {
+            None => Some(Parent::Root(salt.clone())),
+            Some(&id) => {
+                let published = self.blocks[id as usize].published.as_ref()?;
+                Some(Parent::Prefix(published.prefix))
+            }
+        }
+    }
+
+    fn find(&self, parent: &Parent, tokens: &[TokenId]) -> Option<(BlockId, u64)> {
+        let id = *self.by_hash.get(&hash(parent, tokens))?;
+        let published = self.blocks[id as usize].published.as_ref()?;
+        let equal = published.parent == *parent && *published.tokens == *tokens;
+        equal.then_some((id, published.prefix))
+    }
+
+    fn release(&mut self, id: BlockId) {
+        let block = &mut self.blocks[id as usize];
+        assert!(block.refs > 0, "block {id} is released twice");
+        block.refs -= 1;
+        if block.refs > 0 {
+            return;
+        }
+        // Nobody can find an unpublished block again: it goes out first.
+        if block.published.is_some() { self.link_back(id) } else { self.link_front(id) }
+    }
+
+    fn link_back(&mut self, id: BlockId) {
+        let last = self.tail;
+        self.blocks[id as usize].prev = last;
+        self.blocks[id as usize].next = NONE;
+        match last {
+            NONE => self.head = id,
+            last => self.blocks[last as usize].next = id,
+        }
+        self.tail = id;
+        self.n_free += 1;
+    }
+
+    fn link_front(&mut self, id: BlockId) {
+        let first = self.head;
+        self.blocks[id as usize].prev = NONE;
+        self.blocks[id as usize].next = first;
+        match first {
+            NONE => self.tail = id,
+            first => self.blocks[first as usize].prev = id,
+        }
+        self.head = id;
+        self.n_free += 1;
+    }
+
+    fn unlink(&mut self, id: BlockId) {
+        let (prev, next) = (self.blocks[id as usize].prev, self.blocks[id as usize].next);
+        match prev {
+            NONE => self.head = next,
+            prev => self.blocks[prev as usize].next = next,
+        }
+        match next {
+            NONE => self.tail = prev,
+            next => self.blocks[next as usize].prev = prev,
+        }
+        self.n_free -= 1;
+    }
+
+    /// Verifies every invariant against all block tables there are.
+    ///
+    /// # Panics
+    /// If one is broken.
+    pub fn check<'a>(&self, tables: impl Iterator<Item = &'a [BlockId]>) {
+        let mut refs = vec![0; self.blocks.len()];
+        for table in tables {
+            for &id in table {
+                refs[id as usize] += 1;
+            }
+        }
+        for (id, block) in self.blocks.iter().enumerate() {
+            assert_eq!(block.refs, refs[id], "block {id}: references and tables differ");
+        }
+
+        let mut order = vec![None; self.blocks.len()];
+        let (mut id, mut prev, mut n) = (self.head, NONE, 0);
+        while id != NONE {
+            let block = &self.blocks[id as usize];
+            assert_eq!(block.refs, 0, "block {id} is used and on the free list");
+            assert_eq!(block.prev, prev, "block {id}: the free list is torn");
+            assert_eq!(order[id as usize], None, "block {id} is twice on the free list");
+            order[id as usize] = Some(n);
+            n += 1;
+            (prev, id) = (id, block.next);
+        }
+        assert_eq!(self.tail, prev, "the free list's end is wrong");
+        assert_eq!(self.n_free, n, "the free list's length is wrong");
+        let unused = self.blocks.iter().filter(|block| block.refs == 0).count();
+        assert_eq!(n, unused, "a block is neither used nor free");
+
+        let mut by_prefix = HashMap::new();
+        for (id, block) in self.blocks.iter().enumerate() {
+            let Some(published) = &block.published else { continue };
+            assert_eq!(published.tokens.len(), self.block_len);
+            assert_eq!(published.hash, hash(&published.parent, &published.tokens));
+            assert_eq!(self.by_hash.get(&published.hash), Some(&(id as u32)));
+            assert_eq!(by_prefix.insert(published.prefix, id), None, "a prefix is there twice");
+        }
+        assert_eq!(self.by_hash.len(), by_prefix.len(), "a hash leads to no block");
+        for (id, block) in self.blocks.iter().enumerate() {
+            let Some(Published { parent: Parent::Prefix(parent), .. }) = &block.published else {
+                continue;
+            };
+            let parent = by_prefix.get(parent).expect("a published block has lost its prefix");
+            match (order[id], order[*parent]) {
+                (None, parent) => assert_eq!(parent, None, "block {id} is used, its prefix is not"),
+                (Some(own), Some(parent)) => {
+                    assert!(own < parent, "block {id} outlives its prefix")
+                }
+                (Some(_), None) => {}
+            }
+        }
+    }
+}
+
+/// 64 bits of (parent, tokens); quality matters for speed alone.
+fn hash(parent: &Parent, tokens: &[TokenId]) -> u64 {
+    let mix = |state: u64, word: u64| {
+        let x = (state ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        x ^ (x >> 32)
+    };
+    let start = match parent {
+        Parent::Root(salt) => salt.bytes().fold(1, |state, byte| mix(state, byte as u64)),
+        Parent::Prefix(prefix) => mix(2, *prefix),
+    };
+    tokens.iter().fold(start, |state, &token| mix(state, token as u64))
+}

@@ -1,0 +1,433 @@
+//! [`Engine`]: `schedule -> batch -> forward -> sample -> commit -> draft`.
+
+use crate::block_pool::BlockPool;
+use crate::draft::Speculate;
+use crate::event::{Event, FinishReason, RequestId};
+use crate::request::{Limits, Request};
+use crate::sample::{Place, Sampler};
+use crate::scheduler::{Cause, Scheduler, Step};
+use crate::sequence::Sequence;
+use crate::stats::Stats;
+use crate::text::Vocab;
+use paceline_model::{Batch, KvMemoryError, Mat, Model};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// The most rows of logits in memory at once.
+const LOGIT_ROWS: usize = 16;
+
+/// How an engine works. Nothing here changes what is generated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// The most sequences in a step; no more than `max_num_batched_tokens` run in any case.
+    pub max_num_seqs: usize,
+    /// The most tokens in a step. More means fewer passes over the weights in prefill, less means
+    /// shorter pauses between a neighbour's tokens. 512 rows are far past the point where a step is
+    /// bound by arithmetic and no longer by reading weights, and leave half of the step for prompts
+    /// when `max_num_seqs` sequences decode.
+    pub max_num_batched_tokens: usize,
+    /// Blocks of the KV cache.
+    pub n_blocks: usize,
+    /// The longest sequence, prompt and output together; at most the model's context.
+    pub max_model_len: usize,
+    /// Shares the blocks of equal prefixes.
+    pub prefix_cache: bool,
+    /// Off: computes all tokens of a sequence again for each new one, to show what the cache saves.
+    pub kv_cache: bool,
+    /// Where drafts come from.
+    pub speculate: Speculate,
+}
+
+impl Default for EngineConfig {
+    fn default() -> EngineConfig {
+        EngineConfig {
+            max_num_seqs: 256,
+            max_num_batched_tokens: 512,
+            n_blocks: 0,
+            max_model_len: usize::MAX,
+            prefix_cache: true,
+            kv_cache: true,
+            speculate: Speculate::Off,
+        }
+    }
+}
+
+/// An engine cannot be built like this.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A setting is out of range.
+    #[error("{field} is {value}: it must be {limit}")]
+    Config {
+        /// The setting's name.
+        field: &'static str,
+        /// What it is.
+        value: usize,
+        /// What it must be.
+        limit: &'static str,
+    },
+    /// The KV cache does not fit the memory.
+    #[error(transparent)]
+    KvMemory(#[from] KvMemoryError),
+}
+
+/// Runs many requests on one model: a state machine that moves only in [`Engine::step`].
+pub struct Engine {
+    model: Box<dyn Model>,
+    vocab: Arc<dyn Vocab>,
+    config: EngineConfig,
+    limits: Limits,
+    scheduler: Scheduler,
+    sampler: Sampler,
+    stats: Stats,
+    next_id: u64,
+    /// Events that happened between the steps.
+    events: Vec<Event>,
+    batch: Batch,
+    /// `[LOGIT_ROWS, V]`
+    logits: Mat,
+}
+
+/// A row whose logits are wanted.
+struct Output {
+    /// Index of its sequence among the running ones.
+    sequence: usize,
+    position: usize,
+}
+
+/// How far the verification of a sequence's span has come.
+#[derive(Clone, Default)]
+struct Verified {
+    sampled: bool,
+    accepted: usize,
+    /// A sample differed from its draft, or ended the sequence: the rows after it are void.
+    over: bool,
+}
+
+impl Engine {
+    /// An engine of its own for a model, whose KV cache it reserves.
+    ///
+    /// # Errors
+    /// If a setting is 0 or the memory cannot be had.
+    pub fn new(
+        mut model: Box<dyn Model>,
+        vocab: Arc<dyn Vocab>,
+        config: EngineConfig,
+    ) -> Result<Engine, EngineError> {
+        let spec = model.spec().clone();
+        let max_num_seqs = config.max_num_seqs.min(config.max_num_batched_tokens);
+        let max_model_len = config.max_model_len.min(spec.context_len);
+        for (field, value) in [
+            ("max_num_seqs", config.max_num_seqs),
+            ("max_num_batched_tokens", config.max_num_batched_tokens),
+            ("n_blocks", config.n_blocks),
+            ("max_model_len", max_model_len),
+        ] {
+            if value == 0 {
+                return Err(EngineError::Config { field, value, limit: "at least 1" });
+            }
+        }
+        if config.n_blocks >= u32::MAX as usize {
+            let (field, value, limit) = ("n_blocks", config.n_blocks, "below 2^32 - 1");
+            return Err(EngineError::Config { field, value, limit });
+        }
+        model.reserve_kv(config.n_blocks)?;
+        let pool = BlockPool::new(config.n_blocks, spec.block_len);
+        Ok(Engine {
+            limits: Limits {
+                vocab_len: spec.vocab_len,
+                max_model_len,
+                kv_len: config.n_blocks.saturating_mul(spec.block_len),
+                max_num_seqs,
+            },
+            scheduler: Scheduler {
+                pool,
+                running: Vec::new(),
+                waiting: VecDeque::new(),
+                max_num_seqs,
+                max_num_batched_tokens: config.max_num_batched_tokens,
+            },
+            stats: Stats { kv_blocks: config.n_blocks, ..Stats::default() },
+            logits: Mat::zeros(LOGIT_ROWS, spec.vocab_len),
+            model,
+            vocab,
+            config,
+            sampler: Sampler::default(),
+            next_id: 0,
+            events: Vec::new(),
+            batch: Batch::default(),
+        })
+    }
+
+    /// What a request may ask of this engine.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Puts a request in the queue.
+    pub fn add(&mut self, request: Request) -> RequestId {
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        let request = Arc::new(request);
+        for choice in 0..request.params().n {
+            let speculate = self.config.speculate;
+            let mut sequence = Sequence::new(id, choice, request.clone(), speculate);
+            sequence.ready = choice == 0 || !self.publishes();
+            self.scheduler.waiting.push_back(sequence);
+        }
+        self.stats.n_waiting = self.scheduler.waiting.len();
+        id
+    }
+
+    /// Ends all choices of a request that have not ended, at once. Text held back for a stop string
+    /// is dropped. An unknown id, or one that has ended, is ignored.
+    pub fn abort(&mut self, id: RequestId) {
+        let scheduler = &mut self.scheduler;
+        let running = scheduler.running.extract_if(.., |s| s.id == id);
+        let mut ended: Vec<Sequence> = running.collect();
+        let (aborted, waiting) = std::mem::take(&mut scheduler.waiting)
+            .into_iter()
+            .partition::<VecDeque<_>, _>(|s| s.id == id);
+        scheduler.waiting = waiting;
+        ended.extend(aborted);
+        for mut sequence in ended {
+            sequence.finished = Some((FinishReason::Abort, None));
+            self.events.push(self.scheduler.finish(sequence));
+        }
+        self.measure();
+    }
+
+    /// Whether there is anything to do for [`Engine::step`].
+    pub fn has_work(&self) -> bool {
+        let Scheduler { running, waiting, .. } = &self.scheduler;
+        !running.is_empty() || !waiting.is_empty() || !self.events.is_empty()
+    }
+
+    /// Runs one step of the model, if any sequence is there, and returns what happened.
+    pub fn step(&mut self) -> Vec<Event> {
+        let step = self.scheduler.schedule();
+        self.count(&step);
+        let outputs = self.batch(&step);
+        if self.batch.n_rows() > 0 {
+            self.model.forward(&self.batch);
+            let verified = self.sample(&step, &outputs);
+            self.commit(&step, &verified);
+            self.draft();
+        }
+        self.measure();
+        if cfg!(debug_assertions) {
+            self.check();
+        }
+        std::mem::take(&mut self.events)
+    }
+
+    /// Verifies every invariant of the block pool against the sequences.
+    ///
+    /// # Panics
+    /// If one is broken.
+    pub fn check(&self) {
+        self.scheduler.check();
+    }
+
+    fn publishes(&self) -> bool {
+        self.config.prefix_cache && self.config.kv_cache
+    }
+
+    /// Lays out the rows of the step.
+    fn batch(&mut self, step: &Step) -> Vec<Output> {
+        let block_len = self.scheduler.pool.block_len();
+        self.batch.clear();
+        let mut outputs = Vec::new();
+        let mut tokens = Vec::new();
+        for (i, (sequence, &n)) in self.scheduler.running.iter().zip(&step.n_tokens).enumerate() {
+            let start = sequence.computed;
+            let all = sequence.tokens.iter().chain(&sequence.drafts);
+            tokens.clear();
+            tokens.extend(all.skip(start).take(n));
+            let n_blocks = (start + n).div_ceil(block_len);
+            let rows = self.batch.push(&tokens, start, &sequence.block_table[..n_blocks]);
+            let (prompt_rows, last) = (sequence.n_prompt_rows(), sequence.tokens.len() - 1);
+            for (row, position) in rows.zip(start..) {
+                let of_prompt = (sequence.prompt_rows..prompt_rows).contains(&position);
+                if of_prompt || position >= last {
+                    self.batch.outputs.push(row);
+                    outputs.push(Output { sequence: i, position });
+                }
+            }
+        }
+        outputs
+    }
+
+    /// Samples every row that is asked for and appends the tokens; a sequence goes along its drafts
+    /// while they equal the samples.
+    fn sample(&mut self, step: &Step, outputs: &[Output]) -> Vec<Verified> {
+        let mut verified = vec![Verified::default(); step.n_tokens.len()];
+        for start in (0..outputs.len()).step_by(LOGIT_ROWS) {
+            let range = start..(start + LOGIT_ROWS).min(outputs.len());
+            self.logits.set_rows(range.len());
+            self.model.logits(range.clone(), &mut self.logits);
+            for (row, output) in outputs[range].iter().enumerate() {
+                let sequence = &mut self.scheduler.running[output.sequence];
+                let verified = &mut verified[output.sequence];
+                let logits = self.logits.row(row);
+                if output.position + 1 < sequence.prompt_len() {
+                    report_prompt(sequence, &mut self.sampler, logits, &mut self.events);
+                } else if !verified.over {
+                    let vocab = self.vocab.as_ref();
+                    self.events.push(sample(sequence, &mut self.sampler, logits, vocab));
+                    self.stats.tokens_decoded += 1;
+                    verified.sampled = true;
+                    let draft = sequence.drafts.get(verified.accepted);
+                    let accepted = draft.is_some() && draft == sequence.tokens.last();
+                    verified.accepted += usize::from(accepted);
+                    verified.over = !accepted || sequence.finished.is_some();
+                }
+            }
+        }
+        verified
+    }
+
+    /// Moves `computed`, publishes full blocks and takes out the sequences that have ended.
+    fn commit(&mut self, step: &Step, verified: &[Verified]) {
+        let publishes = self.publishes();
+        let Scheduler { pool, running, waiting, .. } = &mut self.scheduler;
+        let block_len = pool.block_len();
+        for ((sequence, &n), verified) in running.iter_mut().zip(&step.n_tokens).zip(verified) {
+            sequence.computed += n;
+            if !verified.sampled {
+                continue;
+            }
+            // What was computed for rejected drafts is overwritten in place.
+            sequence.computed = if self.config.kv_cache { sequence.tokens.len() - 1 } else { 0 };
+            pool.truncate(&mut sequence.block_table, sequence.tokens.len().div_ceil(block_len));
+            let proposed = sequence.drafts.len();
+            sequence.drafts.clear();
+            self.stats.drafts_proposed += proposed as u64;
+            self.stats.drafts_accepted += verified.accepted as u64;
+            if let Some(speculation) = &mut sequence.speculation {
+                speculation.depth.learn(proposed, verified.accepted);
+            }
+        }
+        if publishes {
+            for sequence in running.iter_mut() {
+                while sequence.n_published < sequence.computed / block_len {
+                    let i = sequence.n_published;
+                    let tokens = &sequence.tokens[i * block_len..][..block_len];
+                    let salt = sequence.request.salt();
+                    if !pool.publish(salt, &mut sequence.block_table, i, tokens) {
+                        break;
+                    }
+                    sequence.n_published += 1;
+                }
+                if sequence.choice == 0 && sequence.n_output() > 0 {
+                    let siblings = waiting.iter_mut().filter(|s| s.id == sequence.id);
+                    siblings.for_each(|s| s.ready = true);
+                }
+            }
+        }
+        let ended: Vec<Sequence> = running.extract_if(.., |s| s.finished.is_some()).collect();
+        for sequence in ended {
+            self.events.push(self.scheduler.finish(sequence));
+        }
+    }
+
+    /// Guesses what the sequences that have just got a token will get next.
+    fn draft(&mut self) {
+        for sequence in &mut self.scheduler.running {
+            let Some(speculation) = &mut sequence.speculation else { continue };
+            let n_output = sequence.tokens.len() - sequence.request.prompt().len();
+            let recomputes = self.config.kv_cache && sequence.computed + 1 < sequence.tokens.len();
+            if n_output == 0 || recomputes || !sequence.drafts.is_empty() {
+                continue;
+            }
+            // The last token that can come needs no draft: it is sampled in any case.
+            let room = sequence.request.max_len() - sequence.tokens.len() - 1;
+            let max = speculation.depth.n_drafts().min(room);
+            if max > 0 {
+                speculation.drafter.draft(&sequence.tokens, max, &mut sequence.drafts);
+            }
+        }
+    }
+
+    fn count(&mut self, step: &Step) {
+        let stats = &mut self.stats;
+        for (_, _, cause) in &step.preempted {
+            match cause {
+                Cause::Yielded => stats.preemptions_yielded += 1,
+                Cause::Stalled => stats.preemptions_stalled += 1,
+            }
+        }
+        stats.tokens_cached += step.n_cached as u64;
+        if step.n_tokens.is_empty() {
+            return;
+        }
+        stats.steps += 1;
+        let (mut prompts, mut outputs) = (false, false);
+        for (sequence, &n) in self.scheduler.running.iter().zip(&step.n_tokens) {
+            let of_prompt = sequence.prompt_len().saturating_sub(sequence.computed).min(n);
+            stats.rows += n as u64;
+            stats.tokens_prefilled += of_prompt as u64;
+            prompts |= of_prompt > 0;
+            outputs |= of_prompt == 0;
+        }
+        stats.steps_mixed += u64::from(prompts && outputs);
+    }
+
+    fn measure(&mut self) {
+        let Scheduler { pool, running, waiting, .. } = &self.scheduler;
+        let stats = &mut self.stats;
+        (stats.n_running, stats.n_waiting) = (running.len(), waiting.len());
+        stats.kv_blocks_used = pool.n_used();
+        let block_len = pool.block_len();
+        stats.kv_slot_steps += (pool.n_used() * block_len) as u64;
+        // Shared blocks are full, so no unused slot is counted twice.
+        let unused = |s: &Sequence| s.block_table.len() * block_len - s.computed;
+        stats.kv_unused_slot_steps +=
+            running.iter().chain(waiting).map(unused).sum::<usize>() as u64;
+    }
+}
+
+/// Reports the log-probability of the next token of the prompt, whose row this is.
+fn report_prompt(
+    sequence: &mut Sequence,
+    sampler: &mut Sampler,
+    logits: &[f32],
+    events: &mut Vec<Event>,
+) {
+    sequence.prompt_rows += 1;
+    let number = sequence.prompt_rows;
+    let n_top = sequence.request.params().prompt_logprobs.unwrap_or(0);
+    let new = sampler.logprobs(logits, sequence.tokens[number], n_top);
+    match events.last_mut() {
+        Some(Event::PromptLogprobs { id, logprobs, .. }) if *id == sequence.id => {
+            logprobs.push(new)
+        }
+        _ => {
+            let id = sequence.id;
+            events.push(Event::PromptLogprobs { id, start: number, logprobs: vec![new] });
+        }
+    }
+}
+
+/// Samples the next token of a sequence from its row and appends it.
+fn sample(
+    sequence: &mut Sequence,
+    sampler: &mut Sampler,
+    logits: &[f32],
+    vocab: &dyn Vocab,
+) -> Event {
+    let (id, choice) = sequence.key();
+    let request = sequence.request.clone();
+    let params = request.params();
+    let place = Place { seed: request.seed(), choice, position: sequence.tokens.len() };
+    let too_early = sequence.n_output() < params.min_tokens;
+    let banned = params.stop_ids(vocab).filter(|_| too_early);
+    let token = sampler.sample(logits, params, &sequence.history, banned, place);
+    let logprobs = params.logprobs.map(|n_top| sampler.logprobs(logits, token, n_top));
+    let text = sequence.push(token, vocab);
+    Event::Token { id, choice, token, text, logprobs }
+}

@@ -1,0 +1,250 @@
+//! The promises, as equalities on tokens, text and log-probabilities: whatever the batch, the chunks,
+//! the cache, the preemptions and the drafts, a request gets the same answer.
+//!
+//! The fake model's logits are a hash of the tokens that a row reads from the KV cache. Each test
+//! also asserts that its case occurred.
+
+use paceline_engine::testing::{FakeModel, FakeVocab, StepLog};
+use paceline_engine::{
+    Engine, EngineConfig, Event, FinishReason, Logprobs, Request, SamplingParams, Speculate, Stats,
+    Stop, Usage,
+};
+use paceline_model::TokenId;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const V: usize = 300;
+const B: usize = 4;
+const CONTEXT: usize = 512;
+
+/// All that a request was told about one choice.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Answer {
+    tokens: Vec<TokenId>,
+    text: String,
+    logprobs: Vec<Logprobs>,
+    prompt_logprobs: Vec<Logprobs>,
+    finish: Option<(FinishReason, Option<Stop>)>,
+}
+
+/// What a run gave: answers by (request, choice), what each cost, and the engine's counters.
+struct Run {
+    answers: BTreeMap<(usize, usize), Answer>,
+    usage: BTreeMap<(usize, usize), Usage>,
+    stats: Stats,
+    log: StepLog,
+}
+
+impl Run {
+    /// Spans that continue a prompt in the middle.
+    fn n_later_chunks(&self) -> usize {
+        self.log.iter().flatten().filter(|&&(position, rows)| position > 0 && rows > 8).count()
+    }
+}
+
+struct Case {
+    config: EngineConfig,
+    period: Option<usize>,
+    /// Steps between the arrivals of two requests.
+    gap: usize,
+}
+
+impl Case {
+    fn new(n_blocks: usize) -> Case {
+        let config = EngineConfig { n_blocks, ..EngineConfig::default() };
+        Case { config, period: None, gap: 0 }
+    }
+
+    fn run(&self, requests: &[(Vec<TokenId>, SamplingParams)]) -> Run {
+        let mut model = FakeModel::new(V, B, CONTEXT);
+        if let Some(period) = self.period {
+            model = model.periodic(period);
+        }
+        let log = model.log();
+        let vocab = Arc::new(FakeVocab::new(V));
+        let mut engine = Engine::new(Box::new(model), vocab, self.config.clone()).unwrap();
+        let mut run = Run {
+            answers: BTreeMap::new(),
+            usage: BTreeMap::new(),
+            stats: Stats::default(),
+            log: Vec::new(),
+        };
+        let mut ids = Vec::new();
+        let mut left = requests.iter();
+        let mut n_steps = 0;
+        loop {
+            if n_steps % (self.gap + 1) == 0 || self.gap == 0 {
+                let n = if self.gap == 0 { requests.len() } else { 1 };
+                for (prompt, params) in left.by_ref().take(n) {
+                    let request =
+                        Request::new(prompt.clone(), params.clone(), 7, engine.limits()).unwrap();
+                    ids.push(engine.add(request));
+                }
+            }
+            if !engine.has_work() && left.len() == 0 {
+                break;
+            }
+            for event in engine.step() {
+                let index = |id| ids.iter().position(|&i| i == id).unwrap();
+                match event {
+                    Event::PromptLogprobs { id, start, logprobs } => {
+                        let answer = run.answers.entry((index(id), 0)).or_default();
+                        assert_eq!(answer.prompt_logprobs.len() + 1, start);
+                        assert!(answer.tokens.is_empty());
+                        answer.prompt_logprobs.extend(logprobs);
+                    }
+                    Event::Token { id, choice, token, text, logprobs } => {
+                        let answer = run.answers.entry((index(id), choice)).or_default();
+                        answer.tokens.push(token);
+                        answer.text += &text;
+                        answer.logprobs.extend(logprobs);
+                    }
+                    Event::Finished { id, choice, reason, stop, usage } => {
+                        let key = (index(id), choice);
+                        let answer = run.answers.entry(key).or_default();
+                        assert_eq!(answer.finish, None);
+                        answer.finish = Some((reason, stop));
+                        run.usage.insert(key, usage);
+                    }
+                }
+            }
+            n_steps += 1;
+            assert!(n_steps < 100_000, "the engine does not come to an end");
+        }
+        let n_choices: usize = requests.iter().map(|(_, params)| params.n).sum();
+        assert_eq!(run.answers.len(), n_choices);
+        assert!(run.answers.values().all(|answer| answer.finish.is_some()));
+        run.stats = *engine.stats();
+        assert_eq!(run.stats.kv_blocks_used, 0);
+        run.log = std::mem::take(&mut log.lock().unwrap());
+        run
+    }
+
+    /// Each request in an engine of its own.
+    fn run_alone(
+        &self,
+        requests: &[(Vec<TokenId>, SamplingParams)],
+    ) -> BTreeMap<(usize, usize), Answer> {
+        let alone = |(i, request)| {
+            let run = self.run(std::slice::from_ref(request));
+            run.answers.into_iter().map(move |((_, choice), answer)| ((i, choice), answer))
+        };
+        requests.iter().enumerate().flat_map(alone).collect()
+    }
+}
+
+/// Pseudo-random numbers for the workloads.
+struct Lcg(u64);
+
+impl Lcg {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) % n as u64) as usize
+    }
+}
+
+/// Requests of every kind, half of them at temperature 0 and half at 0.8; some share a prefix.
+fn workload(n: usize, seed: u64) -> Vec<(Vec<TokenId>, SamplingParams)> {
+    let mut random = Lcg(seed);
+    let shared: Vec<TokenId> = (0..40).map(|_| random.below(256) as TokenId).collect();
+    let request = |i: usize| {
+        let mut prompt = shared[..if i.is_multiple_of(3) { 33 } else { 0 }].to_vec();
+        prompt.extend((0..1 + random.below(60)).map(|_| random.below(256) as TokenId));
+        let params = SamplingParams {
+            temperature: if i.is_multiple_of(2) { 0.0 } else { 0.8 },
+            top_p: if i % 4 == 1 { 0.9 } else { 1.0 },
+            top_k: if i % 5 == 1 { 50 } else { 0 },
+            min_p: if i % 7 == 1 { 0.01 } else { 0.0 },
+            repetition_penalty: if i % 6 == 5 { 1.3 } else { 1.0 },
+            frequency_penalty: if i % 6 == 4 { 0.5 } else { 0.0 },
+            seed: Some(random.below(1000) as u64),
+            min_tokens: random.below(10),
+            max_tokens: Some(10 + random.below(50)),
+            logprobs: if i % 3 == 1 { Some(3) } else { None },
+            prompt_logprobs: if i % 8 == 3 { Some(2) } else { None },
+            stop: if i % 4 == 2 { vec!["e".into(), "ab".into()] } else { Vec::new() },
+            n: if i % 9 == 4 { 3 } else { 1 },
+            ..SamplingParams::default()
+        };
+        (prompt, params)
+    };
+    (0..n).map(request).collect()
+}
+
+fn assert_same(a: &BTreeMap<(usize, usize), Answer>, b: &BTreeMap<(usize, usize), Answer>) {
+    for (key, answer) in a {
+        assert_eq!(answer, &b[key], "request and choice {key:?}");
+    }
+    assert_eq!(a.len(), b.len());
+}
+
+#[test]
+fn batched_equals_alone() {
+    let requests = workload(30, 1);
+    let case = Case { gap: 2, ..Case::new(1000) };
+    let run = case.run(&requests);
+    assert!(run.stats.steps_mixed > 0);
+    assert!(run.log.iter().any(|spans| spans.len() > 10));
+    assert_same(&run.answers, &case.run_alone(&requests));
+}
+
+#[test]
+fn chunked_equals_whole() {
+    let requests = workload(30, 2);
+    let whole = Case::new(1000);
+    let mut chunked = Case::new(1000);
+    (chunked.config.max_num_batched_tokens, chunked.config.max_num_seqs) = (16, 6);
+    let run = chunked.run(&requests);
+    assert!(run.n_later_chunks() > 5);
+    assert!(run.stats.steps_mixed > 0);
+    assert_same(&run.answers, &whole.run(&requests).answers);
+}
+
+#[test]
+fn prefix_hit_equals_miss() {
+    let requests = workload(30, 3);
+    let cached = Case { gap: 3, ..Case::new(1000) };
+    let mut uncached = Case { gap: 3, ..Case::new(1000) };
+    uncached.config.prefix_cache = false;
+    let (a, b) = (cached.run(&requests), uncached.run(&requests));
+    assert!(a.stats.tokens_cached > 0 && a.usage.values().any(|usage| usage.cached_tokens > 0));
+    assert_eq!(b.stats.tokens_cached, 0);
+    assert_same(&a.answers, &b.answers);
+}
+
+#[test]
+fn preempted_equals_not() {
+    let requests = workload(30, 4);
+    let (roomy, tight) = (Case::new(1000), Case::new(60));
+    let (a, b) = (tight.run(&requests), roomy.run(&requests));
+    assert!(a.stats.preemptions_yielded > 0);
+    assert_eq!(b.stats.preemptions(), 0);
+    assert_same(&a.answers, &b.answers);
+}
+
+#[test]
+fn speculated_equals_not() {
+    let requests = workload(30, 5);
+    for n_blocks in [1000, 60] {
+        let plain = Case { period: Some(5), gap: 1, ..Case::new(n_blocks) };
+        let mut drafting = Case { period: Some(5), gap: 1, ..Case::new(n_blocks) };
+        drafting.config.speculate = Speculate::Lookup { max_drafts: 6 };
+        let (a, b) = (drafting.run(&requests), plain.run(&requests));
+        assert!(a.stats.drafts_accepted > 100);
+        assert!(a.stats.drafts_accepted < a.stats.drafts_proposed);
+        assert_eq!(b.stats.drafts_proposed, 0);
+        assert_same(&a.answers, &b.answers);
+    }
+}
+
+#[test]
+fn without_kv_cache_is_the_same() {
+    let requests = workload(12, 6);
+    let cached = Case::new(1000);
+    let mut recomputed = Case::new(1000);
+    recomputed.config.kv_cache = false;
+    let (a, b) = (recomputed.run(&requests), cached.run(&requests));
+    assert!(a.stats.rows > 10 * b.stats.rows);
+    assert_same(&a.answers, &b.answers);
+}
