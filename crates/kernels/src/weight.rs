@@ -169,14 +169,14 @@ impl<'a> Packer<'a> {
             let row = |r: usize| rows.get(r * row_bytes..(r + 1) * row_bytes);
             let filled = match_format!(dtype,
                 B => if self.float {
-                    fill_float(tile, n_in, row, |row, values| {
+                    fill_float(tile, dtype, row, |row, values| {
                         quant::decode_blocks::<B>(quant::blocks(row), values);
                     })
                 } else {
                     fill_blocks::<B>(tile, row)
                 },
                 F => if self.float {
-                    fill_float(tile, n_in, row, quant::decode_floats::<F>)
+                    fill_float(tile, dtype, row, quant::decode_floats::<F>)
                 } else {
                     fill_floats::<F>(tile, row)
                 },
@@ -383,7 +383,7 @@ fn fill_floats<'a, F: Float>(
     for (r, row) in (0..ROWS).map_while(|r| row(r).map(|row| (r, row))) {
         let lanes = tile.chunks_exact_mut(ROWS * F::BYTES);
         for (lanes, value) in lanes.zip(row.chunks_exact(F::BYTES)) {
-            if !F::read(value).is_finite() {
+            if !F::is_finite(value) {
                 return Err(r);
             }
             lanes[r * F::BYTES..(r + 1) * F::BYTES].copy_from_slice(value);
@@ -395,18 +395,27 @@ fn fill_floats<'a, F: Float>(
 /// As [`fill_blocks`], through `decode` into F32 tiles.
 fn fill_float<'a>(
     tile: &mut [u8],
-    n_in: usize,
+    dtype: DType,
     row: impl Fn(usize) -> Option<&'a [u8]>,
     decode: impl Fn(&[u8], &mut [f32]),
 ) -> Result<(), usize> {
-    let mut values = vec![0.0; n_in];
-    for (r, row) in (0..ROWS).map_while(|r| row(r).map(|row| (r, row))) {
-        decode(row, &mut values);
-        for (k, &value) in values.iter().enumerate() {
-            if !value.is_finite() {
+    /// Values decoded at once, a multiple of every block; with all rows they fit the L1 cache.
+    const LEN: usize = 256;
+    let mut values = [[0.0; LEN]; ROWS];
+    for (i, lanes) in tile.chunks_mut(LEN * ROWS * size_of::<f32>()).enumerate() {
+        let lanes = lanes.as_chunks_mut::<{ ROWS * size_of::<f32>() }>().0;
+        let bytes = |len: usize| dtype.n_bytes(len).expect("whole blocks");
+        for (r, row) in (0..ROWS).map_while(|r| row(r).map(|row| (r, row))) {
+            let values = &mut values[r][..lanes.len()];
+            decode(&row[bytes(i * LEN)..][..bytes(lanes.len())], values);
+            if values.iter().any(|value| !value.is_finite()) {
                 return Err(r);
             }
-            quant::F32::write(value, &mut tile[(k * ROWS + r) * 4..]);
+        }
+        for (k, lanes) in lanes.iter_mut().enumerate() {
+            for (value, lane) in values.iter().zip(lanes.as_chunks_mut().0) {
+                *lane = value[k].to_le_bytes();
+            }
         }
     }
     Ok(())

@@ -13,6 +13,9 @@ pub(crate) trait Float: 'static {
     /// The value in the first bytes.
     fn read(bytes: &[u8]) -> f32;
 
+    /// Whether the value in the first bytes is finite.
+    fn is_finite(bytes: &[u8]) -> bool;
+
     /// Writes `value`, rounded to nearest even, to the first bytes.
     fn write(value: f32, bytes: &mut [u8]);
 }
@@ -28,8 +31,11 @@ macro_rules! float {
             const BYTES: usize = size_of::<$word>();
 
             fn read(bytes: &[u8]) -> f32 {
-                let bytes = bytes.first_chunk().expect("a whole value");
-                $read(<$word>::from_le_bytes(*bytes))
+                $read(<$word>::from_le_bytes(*bytes.first_chunk().expect("a whole value")))
+            }
+
+            fn is_finite(bytes: &[u8]) -> bool {
+                <$word>::from_le_bytes(*bytes.first_chunk().expect("a whole value")).is_finite()
             }
 
             fn write(value: f32, bytes: &mut [u8]) {
@@ -56,7 +62,7 @@ pub(super) fn encode<F: Float>(values: &[f32], bytes: &mut [u8]) -> Result<(), Q
     for (index, (&value, bytes)) in values.iter().zip(bytes.chunks_exact_mut(F::BYTES)).enumerate()
     {
         F::write(value, bytes);
-        if !F::read(bytes).is_finite() {
+        if !F::is_finite(bytes) {
             return Err(QuantError::NotFinite { dtype: F::DTYPE, index });
         }
     }

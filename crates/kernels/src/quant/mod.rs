@@ -273,27 +273,68 @@ impl Half {
 
 /// Low nibbles, then high nibbles: the 4-bit codes of a group in the order of the file.
 pub(crate) fn nibbles(bytes: &[u8; 16]) -> [u8; GROUP] {
-    std::array::from_fn(|k| if k < 16 { bytes[k] & 15 } else { bytes[k - 16] >> 4 })
+    let mut codes = [0; GROUP];
+    codes[..16].copy_from_slice(&shift_and(bytes, 0, 15));
+    codes[16..].copy_from_slice(&shift_and(bytes, 4, 15));
+    codes
 }
 
 /// The reverse of [`nibbles`], of the low four bits.
 fn join_nibbles(codes: &[u8; GROUP]) -> [u8; 16] {
-    std::array::from_fn(|k| codes[k] & 15 | codes[k + 16] << 4)
+    let codes = shift_and(codes, 0, 15);
+    let halves = codes.as_chunks::<16>().0;
+    or_high(halves[0], &halves[1])
+}
+
+/// Byte k of the result is `low[k] | high[k] << 4`; the high bytes are less than 16.
+fn or_high<const N: usize>(mut low: [u8; N], high: &[u8; N]) -> [u8; N] {
+    for (low, high) in low.as_chunks_mut::<8>().0.iter_mut().zip(high.as_chunks::<8>().0) {
+        *low = (u64::from_le_bytes(*low) | u64::from_le_bytes(*high) << 4).to_le_bytes();
+    }
+    low
+}
+
+/// Byte k of the result is byte k of `bytes` shifted right by `shift`, and masked.
+pub(crate) fn shift_and<const N: usize>(bytes: &[u8; N], shift: usize, mask: u8) -> [u8; N] {
+    let mask = u64::from_le_bytes([mask; 8]);
+    let mut shifted = *bytes;
+    for word in shifted.as_chunks_mut::<8>().0 {
+        *word = (u64::from_le_bytes(*word) >> shift & mask).to_le_bytes();
+    }
+    shifted
 }
 
 /// Adds bit k of `bits` to code k as its fifth bit.
-fn add_fifth(codes: [u8; GROUP], bits: u32) -> [u8; GROUP] {
-    std::array::from_fn(|k| codes[k] | ((bits >> k & 1) as u8) << 4)
+fn add_fifth(mut codes: [u8; GROUP], bits: u32) -> [u8; GROUP] {
+    for (j, quad) in codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        // Four bits, spread to bit 4 of four bytes: no carries, since the copies lie apart.
+        let spread = ((bits >> (4 * j) & 15) * 0x0204_0810) & 0x1010_1010;
+        *quad = (u32::from_le_bytes(*quad) | spread).to_le_bytes();
+    }
+    codes
 }
 
 /// The fifth bits of the codes.
 fn fifth_bits(codes: &[u8; GROUP]) -> u32 {
-    codes.iter().enumerate().fold(0, |bits, (k, code)| bits | u32::from(code >> 4 & 1) << k)
+    low_bits(&shift_and(codes, 4, 1))
+}
+
+/// Bit k of the result is byte k, which is 0 or 1.
+fn low_bits(bytes: &[u8; GROUP]) -> u32 {
+    bytes.as_chunks::<8>().0.iter().rev().fold(0, |bits, word| {
+        // The product moves the lowest bit of byte k to bit 56 + k.
+        let byte = u64::from_le_bytes(*word).wrapping_mul(0x0102_0408_1020_4080) >> 56;
+        bits << 8 | byte as u32
+    })
 }
 
 /// Codes less their zero point.
 pub(crate) fn minus(codes: [u8; GROUP], zero: u8) -> [i8; GROUP] {
-    codes.map(|code| code.wrapping_sub(zero) as i8)
+    let mut q = [0; GROUP];
+    for (q, code) in q.iter_mut().zip(codes) {
+        *q = code.wrapping_sub(zero) as i8;
+    }
+    q
 }
 
 /// The value of largest magnitude, the first of equals, with its sign.

@@ -1,6 +1,6 @@
 //! Q4_K: 256 values in 8 groups, `(d sc) code - (dmin m)`, code in 0..=15, sc and m in 0..=63.
 
-use super::{Block, GROUP, Group, Half, join_nibbles, minus, nibbles};
+use super::{Block, GROUP, Group, Half, join_nibbles, minus, nibbles, shift_and};
 use crate::dtype::DType;
 use crate::weight::tile::{self, q4_k as at};
 
@@ -33,8 +33,7 @@ pub(super) fn scale_min(scales: &[u8; 12], g: usize) -> (u8, u8) {
 
 /// The low four bits of the codes of group `g`.
 pub(super) fn group_nibbles(qs: &[u8; 128], g: usize) -> [u8; GROUP] {
-    let shift = 4 * (g % 2);
-    std::array::from_fn(|k| qs[g / 2 * GROUP + k] >> shift & 15)
+    shift_and(&qs.as_chunks().0[g / 2], 4 * (g % 2), 15)
 }
 
 // SAFETY: bytes only.

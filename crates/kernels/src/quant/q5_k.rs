@@ -1,7 +1,7 @@
 //! Q5_K: 256 values in 8 groups, `(d sc) code - (dmin m)`, code in 0..=31, sc and m in 0..=63.
 
 use super::q4_k::{group_nibbles, scale_min};
-use super::{Block, GROUP, Group, Half, add_fifth, join_nibbles, minus, nibbles};
+use super::{Block, Group, Half, add_fifth, join_nibbles, low_bits, minus, nibbles, shift_and};
 use crate::dtype::DType;
 use crate::weight::tile::{self, q5_k as at};
 
@@ -20,7 +20,7 @@ pub(crate) struct Q5_K {
 impl Q5_K {
     /// The fifth bits of group `g`, bit k for value k.
     fn fifth(&self, g: usize) -> u32 {
-        (0..GROUP).fold(0, |bits, k| bits | u32::from(self.qh[k] >> g & 1) << k)
+        low_bits(&shift_and(&self.qh, g, 1))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Q6_K: 256 values in 16 half groups, `(d sc) (code - 32)`, code in 0..=63, sc an i8.
 
-use super::{Block, GROUP, Group, Half, join_nibbles, minus, nibbles};
+use super::{Block, GROUP, Group, Half, join_nibbles, minus, nibbles, or_high, shift_and};
 use crate::dtype::DType;
 use crate::weight::tile::{self, q6_k as at};
 
@@ -19,9 +19,9 @@ pub(crate) struct Q6_K {
 impl Q6_K {
     fn codes(&self, g: usize) -> [u8; GROUP] {
         let (h, p) = (g / 4, g % 4);
-        let ql = &self.ql[64 * h + 32 * (p % 2)..][..GROUP];
-        let qh = &self.qh[32 * h..][..GROUP];
-        std::array::from_fn(|k| ql[k] >> (4 * (p / 2)) & 15 | (qh[k] >> (2 * p) & 3) << 4)
+        let low = shift_and(&self.ql.as_chunks::<GROUP>().0[2 * h + p % 2], 4 * (p / 2), 15);
+        let high = shift_and(&self.qh.as_chunks::<GROUP>().0[h], 2 * p, 3);
+        or_high(low, &high)
     }
 }
 
@@ -47,7 +47,7 @@ unsafe impl Block for Q6_K {
         for (g, sub) in tile[at::SUBS..].chunks_exact_mut(at::SUB_BYTES).enumerate() {
             let codes = self.codes(g);
             tile::put_nibbles(&join_nibbles(&codes), row, sub);
-            tile::put_high(&codes.map(|code| code >> 4), row, &mut sub[at::HIGH..]);
+            tile::put_high(&shift_and(&codes, 4, 3), row, &mut sub[at::HIGH..]);
             sub[at::SC + row] = self.scales[2 * g] as u8;
             sub[at::SC + tile::ROWS + row] = self.scales[2 * g + 1] as u8;
         }
@@ -59,7 +59,6 @@ unsafe impl Block for Q6_K {
         let high = tile::high(row, &sub[at::HIGH..]);
         let d = Half::get(row, &tile[at::D..]);
         let scale = |half: usize| d * f32::from(sub[at::SC + half * tile::ROWS + row] as i8);
-        let codes = std::array::from_fn(|k| low[k] | high[k] << 4);
-        Group { q: minus(codes, 32), d: [scale(0), scale(1)], m: 0.0 }
+        Group { q: minus(or_high(low, &high), 32), d: [scale(0), scale(1)], m: 0.0 }
     }
 }

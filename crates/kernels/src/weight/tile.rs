@@ -75,39 +75,25 @@ pub(crate) mod q6_k {
     pub(crate) const BYTES: usize = SUBS + 8 * SUB_BYTES;
 }
 
-/// Bytes of a vector: one strip, 4 bytes a row.
-const VECTOR: usize = 4 * STRIP_ROWS;
-
-/// Where the four bytes of row `row` lie in vector `j` of a section of `n` vectors a strip.
-fn dword(row: usize, j: usize, n: usize) -> usize {
-    (row / STRIP_ROWS * n + j) * VECTOR + row % STRIP_ROWS * 4
-}
-
 /// Writes a row of 4-bit codes: byte b of `bytes` holds k = b in its low and k = 16 + b in its high
 /// nibble, just as the bytes of the tile do.
 pub(crate) fn put_nibbles(bytes: &[u8; 16], row: usize, section: &mut [u8]) {
-    for (j, quad) in bytes.as_chunks::<4>().0.iter().enumerate() {
-        section[dword(row, j, 4)..][..4].copy_from_slice(quad);
-    }
+    put_quads(bytes, row, &mut section[..512]);
 }
 
 /// Reads what [`put_nibbles`] wrote.
 pub(crate) fn nibbles(row: usize, section: &[u8]) -> [u8; 16] {
-    let section = &section[..512];
-    std::array::from_fn(|b| section[dword(row, b / 4, 4) + b % 4])
+    quads(row, &section[..512])
 }
 
 /// Writes a row of 8-bit codes.
 pub(crate) fn put_bytes(codes: &[u8; 32], row: usize, section: &mut [u8]) {
-    for (j, quad) in codes.as_chunks::<4>().0.iter().enumerate() {
-        section[dword(row, j, 8)..][..4].copy_from_slice(quad);
-    }
+    put_quads(codes, row, &mut section[..1024]);
 }
 
 /// Reads what [`put_bytes`] wrote.
 pub(crate) fn bytes(row: usize, section: &[u8]) -> [u8; 32] {
-    let section = &section[..1024];
-    std::array::from_fn(|k| section[dword(row, k / 4, 8) + k % 4])
+    quads(row, &section[..1024])
 }
 
 /// Writes a row of fifth bits, bit k of `bits` for k, into a zeroed section. The four bits of k =
@@ -128,17 +114,39 @@ pub(crate) fn fifth(row: usize, section: &[u8]) -> u32 {
 
 /// Writes a row of high pairs (bits 4 and 5 of the codes), each 0..4.
 pub(crate) fn put_high(pairs: &[u8; 32], row: usize, section: &mut [u8]) {
-    for v in 0..2 {
-        let pair = |t: usize, i: usize| pairs[4 * (4 * v + t) + i] << (2 * t);
-        let quad: [u8; 4] =
-            std::array::from_fn(|i| pair(0, i) | pair(1, i) | pair(2, i) | pair(3, i));
-        section[dword(row, v, 2)..][..4].copy_from_slice(&quad);
-    }
+    let pairs = pairs.as_chunks::<4>().0;
+    let quad = |v: usize, t: usize| u32::from_le_bytes(pairs[4 * v + t]) << (2 * t);
+    let quad = |v: usize| (quad(v, 0) | quad(v, 1) | quad(v, 2) | quad(v, 3)).to_le_bytes();
+    put_quads([quad(0), quad(1)].as_flattened(), row, &mut section[..256]);
 }
 
 /// Reads what [`put_high`] wrote.
 pub(crate) fn high(row: usize, section: &[u8]) -> [u8; 32] {
-    std::array::from_fn(|k| section[dword(row, k / 16, 2) + k % 4] >> (2 * (k / 4 % 4)) & 3)
+    let quads: [u8; 8] = quads(row, &section[..256]);
+    let mut pairs = [0; 32];
+    for (q, pairs) in pairs.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        let quad = u32::from_le_bytes(quads.as_chunks::<4>().0[q / 4]);
+        *pairs = (quad >> (2 * (q % 4)) & 0x0303_0303).to_le_bytes();
+    }
+    pairs
+}
+
+/// Writes four bytes of row `row` to each vector of its strip, in a section of 32 n bytes.
+fn put_quads(bytes: &[u8], row: usize, section: &mut [u8]) {
+    let strip = &mut section[row / STRIP_ROWS * STRIP_ROWS * bytes.len()..];
+    for (quad, vector) in bytes.as_chunks::<4>().0.iter().zip(strip.as_chunks_mut::<64>().0) {
+        vector.as_chunks_mut::<4>().0[row % STRIP_ROWS] = *quad;
+    }
+}
+
+/// Reads what [`put_quads`] wrote.
+fn quads<const N: usize>(row: usize, section: &[u8]) -> [u8; N] {
+    let strip = &section[row / STRIP_ROWS * STRIP_ROWS * N..];
+    let mut bytes = [0; N];
+    for (quad, vector) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(strip.as_chunks::<64>().0) {
+        *quad = vector.as_chunks::<4>().0[row % STRIP_ROWS];
+    }
+    bytes
 }
 
 #[cfg(test)]
