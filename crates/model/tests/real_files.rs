@@ -128,3 +128,62 @@ fn qwen2_meta() {
         assert_eq!((meta.bos_id, meta.eos_ids), (Some(151_643), vec![151_645]));
     }
 }
+
+/// Every tensor is where PyPI `gguf` finds it, with the same bytes.
+#[test]
+fn smollm2_tensors_are_those_of_the_reference() {
+    let Some(path) = cached("smollm2-135m") else { return };
+    let file = GgufFile::open(&path).unwrap();
+    let mut rows = include_str!("data/smollm2-135m.tsv").lines();
+    for info in file.tensors() {
+        let dims: Vec<_> = info.shape.iter().rev().map(usize::to_string).collect();
+        let bytes = file.tensor_bytes(&info.name).unwrap();
+        let found = format!(
+            "{}\t{}\t{}\t{}\t{}\t{}",
+            info.name,
+            info.dtype,
+            dims.join(","),
+            info.range.start,
+            bytes.len(),
+            adler32(bytes)
+        );
+        assert_eq!(rows.next(), Some(&found[..]));
+    }
+    assert_eq!(rows.next(), None);
+}
+
+fn adler32(bytes: &[u8]) -> u32 {
+    let (mut a, mut b) = (1_u32, 0_u32);
+    // 5552 bytes are the most before b could overflow.
+    for chunk in bytes.chunks(5552) {
+        for &byte in chunk {
+            a += u32::from(byte);
+            b += a;
+        }
+        (a, b) = (a % 65521, b % 65521);
+    }
+    b << 16 | a
+}
+
+#[test]
+fn tensor_types_are_counted() {
+    use DType::*;
+    let expected: [(&str, &[(DType, usize)]); 4] = [
+        ("smollm2-135m", &[(F32, 61), (Q4_1, 210), (Q8_0, 1)]),
+        ("gemma3-270m", &[(F32, 109), (Q5_0, 81), (Q8_0, 10), (Q4_K, 27), (Q6_K, 9)]),
+        ("qwen2.5-coder-0.5b", &[(F32, 121), (Q5_0, 133), (Q8_0, 13), (Q4_K, 12), (Q6_K, 12)]),
+        ("qwen2.5-coder-1.5b", &[(F32, 141), (Q4_K, 169), (Q6_K, 29)]),
+    ];
+    for (name, expected) in expected {
+        let Some(path) = cached(name) else { continue };
+        let file = ModelFile::open(&path).unwrap();
+        let found: Vec<_> =
+            file.totals().iter().map(|(&dtype, total)| (dtype, total.n_tensors)).collect();
+        assert_eq!(found, expected);
+        // The data fills the file to its end.
+        let ModelFile::Gguf(gguf) = &file else { panic!() };
+        let end = gguf.tensors().iter().map(|tensor| tensor.range.end).max().unwrap() as u64;
+        let file_len = std::fs::metadata(&path).unwrap().len();
+        assert_eq!(end.next_multiple_of(32), file_len);
+    }
+}

@@ -297,3 +297,40 @@ impl<'de> Deserialize<'de> for Header {
         deserializer.deserialize_map(Entries)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use safetensors::tensor::{Dtype, TensorView};
+
+    /// A small file by the reference implementation.
+    fn small() -> Vec<u8> {
+        let view =
+            |dtype, shape: &[usize]| TensorView::new(dtype, shape.to_vec(), &[1; 8]).unwrap();
+        let tensors = [("a", view(Dtype::F32, &[2])), ("b", view(Dtype::BF16, &[1, 4]))];
+        safetensors::serialize(tensors, None).unwrap()
+    }
+
+    #[test]
+    fn a_file_cut_off_anywhere_is_an_error() {
+        let bytes = small();
+        assert_eq!(read_header(&bytes).unwrap().len(), 2);
+        for len in 0..bytes.len() {
+            let fault = read_header(&bytes[..len]).unwrap_err();
+            assert!(matches!(fault, Fault::CutOff { .. }), "{len}: {fault}");
+        }
+    }
+
+    #[test]
+    fn single_bits_never_panic_nor_lead_outside() {
+        let bytes = small();
+        for bit in 0..bytes.len() * 8 {
+            let mut bytes = bytes.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            for info in read_header(&bytes).unwrap_or_default() {
+                let view = info.view(&bytes);
+                assert_eq!(view.dtype.n_bytes(view.n_values()), Some(view.bytes.len()));
+            }
+        }
+    }
+}

@@ -350,7 +350,7 @@ impl Metadata {
     /// # Errors
     /// If the value is no integer or over 2^63 - 1.
     pub fn get_i64(&self, key: &str) -> Result<Option<i64>, KeyError> {
-        self.get_as(key, "an integer", |value| value.integer()?.try_into().ok())
+        self.get_as(key, "an integer up to 2^63 - 1", |value| value.integer()?.try_into().ok())
     }
 
     /// An integer of any width that fits in 32 bits, such as a token id.

@@ -1,6 +1,8 @@
 //! What the tests of this crate share.
 #![allow(dead_code)] // No test uses all of it.
 
+pub mod gguf;
+
 use std::path::PathBuf;
 
 /// The file of a catalogue model, if it is in the cache; says so on stderr if not.
