@@ -1,3 +1,27 @@
 //! The `paceline` command.
 
-fn main() {}
+mod args;
+mod cmd;
+mod progress;
+
+use clap::Parser;
+use std::io;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match cmd::run(args::Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader of our output went away, as `head` does: no failure.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("paceline: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref().is_some_and(|io: &io::Error| io.kind() == io::ErrorKind::BrokenPipe)
+    })
+}
