@@ -2,13 +2,16 @@
 //! the file named after it, checks its shapes once, cuts its work into items and runs the kernel of
 //! the chosen instruction set on the team.
 
+use crate::attention;
 use crate::isa::Isa;
 use crate::team::Team;
+use std::sync::Mutex;
 
 /// A processor: an instruction set and a team of threads.
 pub struct Cpu {
     pub(crate) isa: Isa,
     pub(crate) team: Team,
+    pub(crate) attention: Mutex<attention::Scratch>,
 }
 
 impl Cpu {
@@ -18,7 +21,7 @@ impl Cpu {
     /// If this machine cannot run `isa`, or `n_threads` is 0.
     pub fn new(isa: Isa, n_threads: usize) -> Cpu {
         assert!(isa.is_available(), "this machine cannot run {isa}");
-        Cpu { isa, team: Team::new(n_threads) }
+        Cpu { isa, team: Team::new(n_threads), attention: Mutex::default() }
     }
 
     /// The instruction set in use.

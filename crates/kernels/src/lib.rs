@@ -22,19 +22,34 @@
 #![allow(unsafe_code)] // The only crate with SIMD; each block carries a SAFETY comment.
 
 pub mod arena;
+pub mod attention;
 mod cpu;
 pub mod dtype;
+pub mod gated;
 pub mod isa;
+pub mod kv;
 pub mod linear;
 pub mod mat;
+mod math;
+mod norm;
 pub mod quant;
+mod quantize;
+pub mod rope;
+mod simd;
+mod split;
 pub mod team;
+#[cfg(test)]
+mod test_util;
 pub mod weight;
 
 pub use arena::{AllocError, Arena};
+pub use attention::{AttentionParams, AttentionSpan};
 pub use cpu::Cpu;
 pub use dtype::DType;
+pub use gated::Activation;
 pub use isa::Isa;
+pub use kv::{KvCache, KvError, KvLayout, KvType};
 pub use linear::Linear;
 pub use mat::{Acts, Forms, Mat};
+pub use rope::{RopeAngles, RopeScaling, RopeStyle, RopeTable};
 pub use weight::{PackError, Packer, QMat};

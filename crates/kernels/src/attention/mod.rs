@@ -1,0 +1,438 @@
+//! `attention`: causal grouped-query attention over the paged KV cache.
+//!
+//! # The arithmetic
+//!
+//! Fixed by the position alone. The tokens that a row sees are cut at absolute multiples of
+//! 256 into segments; in each, for one query head:
+//!
+//! ```text
+//! s[t] = scale * sum over e of q[e] k[t][e]        one fma chain, e ascending, one token per lane
+//! m    = max s,  p[t] = exp(s[t] - m)
+//! l    = sum p                                     lane t % 16, t ascending, then the tree of Simd::sum
+//! o[e] = sum over t of p[t] v[t][e]                one fma chain, t ascending, one value per lane
+//! ```
+//!
+//! and the segments are folded in ascending order into (M, L, O), starting at (-inf, 0, 0):
+//!
+//! ```text
+//! M' = max(M, m),  a = exp(M - M'),  b = exp(m - M')
+//! L' = fma(L, a, l b),  O' = fma(O, a, o b);    y = O (1 / L)
+//! ```
+//!
+//! K in Q8_0: a chain over the codes of each 32 values, then one fma with the block's scale into
+//! the sum over blocks. V in Q8_0: `p[t] * d`, rounded, multiplies the codes. A soft cap replaces
+//! `s` by `cap tanh(s / cap)`. Tokens outside a row's window never enter its arithmetic, so memory
+//! that was never written, or is another sequence's, cannot reach a result.
+//!
+//! # The work
+//!
+//! Rows times query heads of one key/value head are cut into tiles of up to `Isa::tile_rows`, which
+//! share each vector of K and V that is loaded. A span of many tiles has an item for each of them,
+//! which folds its segments as it goes; one of few has an item for each segment as well, and the fold
+//! follows. Both fold the same numbers in the same order.
+
+#[cfg(test)]
+mod tests;
+mod tile;
+
+use crate::cpu::Cpu;
+use crate::isa::Isa;
+use crate::kv::{KvCache, SEGMENT};
+use crate::mat::{Acts, Mat};
+use crate::math;
+use crate::quantize::{ActRows, Quantize};
+use crate::simd::{Kernel, Simd};
+use crate::split::Split;
+use std::array::from_fn;
+use std::cmp::Reverse;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use tile::Tile;
+
+/// Consecutive rows of one sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttentionSpan {
+    /// Rows of the step.
+    pub rows: Range<usize>,
+    /// Position of the first row in its sequence; the others follow.
+    pub position: usize,
+    /// The sequence's block table, as a range of the step's blocks. Position `p` lives in entry
+    /// `p / B`, slot `p % B`; the table reaches at least to the last row.
+    pub blocks: Range<usize>,
+}
+
+/// What a layer does to its scores.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct AttentionParams {
+    /// Multiplies the scores; usually `1 / sqrt(E)`.
+    pub scale: f32,
+    /// Tokens that a row sees, itself included; all if none.
+    pub window: Option<usize>,
+    /// `cap` of `cap tanh(s / cap)`.
+    pub softcap: Option<f32>,
+}
+
+/// A span with fewer tiles than this (of all heads together) is cut into segments as well: enough
+/// to keep many threads busy, and a bound on the memory of the partial results.
+const FEW_TILES: usize = 16;
+
+impl Isa {
+    /// Rows of a tile, chosen so that its accumulators fill the registers.
+    fn tile_rows(self) -> usize {
+        match self {
+            Isa::Scalar => 4,
+            Isa::Avx2 | Isa::Avx512 => 4,
+        }
+    }
+}
+
+/// Memory of the op, kept from one call to the next.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    plan: Plan,
+    /// `[T, H * E]`: output before it is brought into its forms.
+    y: Vec<f32>,
+    /// Results of single segments.
+    partials: Vec<f32>,
+    threads: Vec<Mutex<tile::Scratch>>,
+}
+
+impl Cpu {
+    /// `y = softmax(scale q k^T) v` over the cached tokens that each row sees: row at position `p`
+    /// sees positions `max(0, p - window + 1)..=p`, itself included, so [`Cpu::store_kv`] of the
+    /// step's rows comes first. `q` is `[T, H * E]`; `y` gets `T` rows of `H * E` in the forms it has. Query
+    /// head `h` reads key/value head `h / (H / K)`.
+    ///
+    /// Infinities and NaN among a row's own q, k and v make that row NaN, and no other.
+    ///
+    /// # Panics
+    /// If the shapes differ from the cache's, H is no multiple of K, the window is 0, or a span is malformed or
+    /// names a block outside the cache.
+    #[allow(clippy::too_many_arguments)] // Each is one thing.
+    pub fn attention(
+        &self,
+        q: &Mat,
+        kv: &KvCache,
+        layer: usize,
+        spans: &[AttentionSpan],
+        blocks: &[u32],
+        params: &AttentionParams,
+        y: &mut Acts,
+    ) {
+        let layout = kv.layout();
+        let head_size = layout.head_size;
+        let kv_cols = layout.n_kv_heads * head_size;
+        assert!(q.cols().is_multiple_of(kv_cols), "query heads are no multiple of key/value heads");
+        assert_eq!(q.cols(), y.cols());
+        assert_ne!(params.window, Some(0), "a window holds at least the row itself");
+        kv.check(layer, q.rows(), spans, blocks);
+        y.set_rows(q.rows());
+
+        let group = q.cols() / kv_cols;
+        let step = Step { cpu: self, q, kv, layer, spans, blocks, params, group };
+        let mut scratch = self.attention.lock().unwrap_or_else(PoisonError::into_inner);
+        let Scratch { plan, y: out, partials, threads } = &mut *scratch;
+        plan.make(&step);
+        out.resize(q.rows() * q.cols(), 0.0);
+        partials.resize(plan.partials_len.max(partials.len()), 0.0);
+        threads.resize_with(self.n_threads(), Mutex::default);
+
+        let out = Split::new(out);
+        let partials_out = Split::new(partials);
+        let next = AtomicUsize::new(0);
+        self.team.run(&|thread| {
+            let mut scratch = threads[thread].lock().unwrap_or_else(PoisonError::into_inner);
+            while let Some(item) = plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {
+                step.compute_item(item, plan, &out, &partials_out, &mut scratch);
+            }
+        });
+
+        let rows = ActRows::new(y);
+        self.team.for_each(q.rows(), |t| {
+            // SAFETY: each item has its own row.
+            let x = unsafe { out.part(t * q.cols()..(t + 1) * q.cols()) };
+            step.fold_partials(plan, partials, t, x);
+            // SAFETY: as above.
+            self.compute(Quantize { x, y: unsafe { rows.row(t) } });
+        });
+    }
+}
+
+/// The arguments of one call.
+struct Step<'a> {
+    cpu: &'a Cpu,
+    q: &'a Mat,
+    kv: &'a KvCache,
+    layer: usize,
+    spans: &'a [AttentionSpan],
+    blocks: &'a [u32],
+    params: &'a AttentionParams,
+    /// G: query heads of a key/value head.
+    group: usize,
+}
+
+impl Step<'_> {
+    /// The positions that the row at `position` sees.
+    fn seen(&self, position: usize) -> Range<usize> {
+        let window = self.params.window.unwrap_or(usize::MAX);
+        (position + 1).saturating_sub(window)..position + 1
+    }
+
+    /// The segments that the rows at `positions` see.
+    fn segments(&self, positions: Range<usize>) -> Range<usize> {
+        let (first, last) = (self.seen(positions.start), self.seen(positions.end - 1));
+        first.start / SEGMENT..last.end.div_ceil(SEGMENT)
+    }
+}
+
+/// A tile of a span and what it computes.
+struct Item {
+    span: usize,
+    /// The key/value head.
+    head: usize,
+    /// Rows of the tile; row `j` is query head `j % G` of the group at row `j / G` of the span.
+    rows: Range<usize>,
+    segments: Range<usize>,
+    /// Whether it folds its segments; else it is one of them, and leaves its result in the partials.
+    folds: bool,
+}
+
+/// Where a span's partial results are, if it has any: (o, m, l), E + 2 values, at
+/// `start + ((head * n_rows + row) * segments.len() + segment - segments.start) * (E + 2)`.
+struct Partials {
+    start: usize,
+    n_rows: usize,
+    segments: Range<usize>,
+}
+
+impl Partials {
+    /// The results of one row for consecutive segments.
+    fn range(&self, head: usize, row: usize, segments: Range<usize>, len: usize) -> Range<usize> {
+        let first = (head * self.n_rows + row) * self.segments.len();
+        let result = |segment| self.start + (first + segment - self.segments.start) * len;
+        result(segments.start)..result(segments.end)
+    }
+}
+
+/// The items of a call.
+#[derive(Default)]
+struct Plan {
+    items: Vec<Item>,
+    /// For each span.
+    partials: Vec<Option<Partials>>,
+    partials_len: usize,
+}
+
+impl Plan {
+    fn make(&mut self, step: &Step) {
+        self.items.clear();
+        self.partials.clear();
+        self.partials_len = 0;
+        let n_heads = step.kv.layout().n_kv_heads;
+        for (i, span) in step.spans.iter().enumerate() {
+            let n_rows = span.rows.len() * step.group;
+            let n_tiles = n_rows.div_ceil(step.cpu.isa.tile_rows());
+            let folds = n_tiles * n_heads >= FEW_TILES;
+            for head in 0..n_heads {
+                for tile in 0..n_tiles {
+                    let rows = n_rows * tile / n_tiles..n_rows * (tile + 1) / n_tiles;
+                    let positions = span.position + rows.start / step.group
+                        ..span.position + (rows.end - 1) / step.group + 1;
+                    let segments = step.segments(positions);
+                    let item =
+                        |segments| Item { span: i, head, rows: rows.clone(), segments, folds };
+                    if folds {
+                        self.items.push(item(segments));
+                    } else {
+                        self.items.extend(segments.map(|segment| item(segment..segment + 1)));
+                    }
+                }
+            }
+            self.partials.push(if folds || n_rows == 0 {
+                None
+            } else {
+                let segments = step.segments(span.position..span.position + span.rows.len());
+                let start = self.partials_len;
+                let n_results = n_heads * n_rows * segments.len();
+                self.partials_len += n_results * (step.kv.layout().head_size + 2);
+                Some(Partials { start, n_rows, segments })
+            });
+        }
+        // Long items first, so that the threads end together.
+        self.items.sort_unstable_by_key(|item| Reverse(item.segments.len()));
+    }
+}
+
+impl Step<'_> {
+    /// Computes an item: the output rows of its tile, or its part of the partial results.
+    fn compute_item(
+        &self,
+        item: &Item,
+        plan: &Plan,
+        out: &Split<f32>,
+        partials: &Split<f32>,
+        scratch: &mut tile::Scratch,
+    ) {
+        match item.rows.len() {
+            1 => self.compute_tile::<1>(item, plan, out, partials, scratch),
+            2 => self.compute_tile::<2>(item, plan, out, partials, scratch),
+            3 => self.compute_tile::<3>(item, plan, out, partials, scratch),
+            4 => self.compute_tile::<4>(item, plan, out, partials, scratch),
+            5 => self.compute_tile::<5>(item, plan, out, partials, scratch),
+            6 => self.compute_tile::<6>(item, plan, out, partials, scratch),
+            7 => self.compute_tile::<7>(item, plan, out, partials, scratch),
+            8 => self.compute_tile::<8>(item, plan, out, partials, scratch),
+            9 => self.compute_tile::<9>(item, plan, out, partials, scratch),
+            10 => self.compute_tile::<10>(item, plan, out, partials, scratch),
+            11 => self.compute_tile::<11>(item, plan, out, partials, scratch),
+            12 => self.compute_tile::<12>(item, plan, out, partials, scratch),
+            n => unreachable!("no tile has {n} rows"),
+        }
+    }
+
+    fn compute_tile<const R: usize>(
+        &self,
+        item: &Item,
+        plan: &Plan,
+        out: &Split<f32>,
+        partials: &Split<f32>,
+        scratch: &mut tile::Scratch,
+    ) {
+        let span = &self.spans[item.span];
+        let layout = self.kv.layout();
+        let head_size = layout.head_size;
+        // Row `j` of the tile: its row of the step, position, and columns of q and y.
+        let row = |j: usize| span.rows.start + (item.rows.start + j) / self.group;
+        let position = |j: usize| span.position + (item.rows.start + j) / self.group;
+        let cols = |j: usize| {
+            let head = item.head * self.group + (item.rows.start + j) % self.group;
+            head * head_size..(head + 1) * head_size
+        };
+        let (q, p, o) = scratch.parts::<R>(head_size);
+        for j in 0..R {
+            for (q, &x) in q.iter_mut().zip(&self.q.row(row(j))[cols(j)]) {
+                q[j] = x;
+            }
+        }
+        let mut folded: [(f32, f32); R] = [(f32::NEG_INFINITY, 0.0); R];
+        let mut y: [&mut [f32]; R] = from_fn(|j| {
+            let start = row(j) * self.q.cols();
+            if !item.folds {
+                return &mut [][..];
+            }
+            // SAFETY: only this item has these columns of this row.
+            unsafe { out.part(start + cols(j).start..start + cols(j).end) }
+        });
+        y.iter_mut().for_each(|y| y.fill(0.0));
+        let table = &self.blocks[span.blocks.clone()];
+        for segment in item.segments.clone() {
+            let start = segment * SEGMENT;
+            let seen: [Range<usize>; R] = from_fn(|j| {
+                let seen = self.seen(position(j));
+                let end = seen.end.clamp(start, start + SEGMENT);
+                seen.start.clamp(start, end) - start..end - start
+            });
+            let mut pages = tile::Pages::default();
+            let blocks = &table[start / layout.block_len..];
+            for (i, &block) in blocks.iter().take(SEGMENT / layout.block_len).enumerate() {
+                pages.k[i] = self.kv.k_page(block, self.layer, item.head);
+                pages.v[i] = self.kv.v_page(block, self.layer, item.head);
+            }
+            let tile = Tile { layout, params: self.params, q, p: &mut *p, o: &mut *o, pages, seen };
+            let seen = tile.seen.clone();
+            let [m, l] = self.cpu.compute(tile);
+            for j in 0..R {
+                if seen[j].is_empty() {
+                    continue;
+                }
+                let o = &o[j * head_size..(j + 1) * head_size];
+                if item.folds {
+                    let y = &mut *y[j];
+                    self.cpu.compute(Fold { state: &mut folded[j], m: m[j], l: l[j], o, y });
+                } else if let Some(place) = &plan.partials[item.span] {
+                    let segments = segment..segment + 1;
+                    let range =
+                        place.range(item.head, item.rows.start + j, segments, head_size + 2);
+                    // SAFETY: only this item has this row of this segment.
+                    let partial = unsafe { partials.part(range) };
+                    partial[..head_size].copy_from_slice(o);
+                    partial[head_size..].copy_from_slice(&[m[j], l[j]]);
+                }
+            }
+        }
+        if item.folds {
+            for (y, (_, l)) in y.into_iter().zip(folded) {
+                self.cpu.compute(Scale { factor: 1.0 / l, y });
+            }
+        }
+    }
+
+    /// Folds the partial results of row `t`, if its span has any, into its output `[H * E]`.
+    fn fold_partials(&self, plan: &Plan, partials: &[f32], t: usize, out: &mut [f32]) {
+        let i = self.spans.partition_point(|span| span.rows.end <= t);
+        let Some(place) = &plan.partials[i] else { return };
+        let head_size = self.kv.layout().head_size;
+        let offset = t - self.spans[i].rows.start;
+        let position = self.spans[i].position + offset;
+        let segments = self.segments(position..position + 1);
+        for (h, y) in out.chunks_exact_mut(head_size).enumerate() {
+            let row = offset * self.group + h % self.group;
+            let range = place.range(h / self.group, row, segments.clone(), head_size + 2);
+            let mut state = (f32::NEG_INFINITY, 0.0);
+            y.fill(0.0);
+            for partial in partials[range].chunks_exact(head_size + 2) {
+                let (o, m, l) = (&partial[..head_size], partial[head_size], partial[head_size + 1]);
+                self.cpu.compute(Fold { state: &mut state, m, l, o, y: &mut *y });
+            }
+            self.cpu.compute(Scale { factor: 1.0 / state.1, y });
+        }
+    }
+}
+
+/// Folds a segment's (m, l, o) into (M, L) and O.
+struct Fold<'a> {
+    state: &'a mut (f32, f32),
+    m: f32,
+    l: f32,
+    o: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl Kernel for Fold<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (m, l) = *self.state;
+        let largest = if self.m > m { self.m } else { m };
+        let a = math::exp_one(s, m - largest);
+        let b = math::exp_one(s, self.m - largest);
+        *self.state = (largest, l.mul_add(a, self.l * b));
+        let (a, b) = (s.splat(a), s.splat(b));
+        let (o, _) = self.o.as_chunks();
+        let (y, _) = self.y.as_chunks_mut();
+        for (y, o) in y.iter_mut().zip(o) {
+            let sum = s.fma(s.load(y), a, s.mul(s.load(o), b));
+            s.store(sum, y);
+        }
+    }
+}
+
+/// `y = y * factor`.
+struct Scale<'a> {
+    factor: f32,
+    y: &'a mut [f32],
+}
+
+impl Kernel for Scale<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (y, _) = self.y.as_chunks_mut();
+        for y in y {
+            s.store(s.mul(s.load(y), s.splat(self.factor)), y);
+        }
+    }
+}

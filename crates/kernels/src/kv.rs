@@ -1,0 +1,348 @@
+//! The KV cache: pages of K and V, and the op that stores into them.
+//!
+//! A block holds the K and V of `B` consecutive tokens of one sequence, for all layers:
+//!
+//! ```text
+//! block  | layer 0                                       | layer 1 ...
+//!        | head 0: K page, V page | head 1: K page, V page |
+//!
+//! K page, F16:   f16 [E][B]        one token per lane, so that scores need no sum over lanes
+//! K page, Q8_0:  i8  [E][B]        then f16 scales [E / 32][B]
+//! V page, F16:   f16 [B][E]        one value of the head per lane
+//! V page, Q8_0:  i8  [B][E]        then f16 scales [E / 32][B]
+//! ```
+
+use crate::arena::{AllocError, Arena};
+use crate::attention::AttentionSpan;
+use crate::cpu::Cpu;
+use crate::mat::Mat;
+use crate::quantize::{load_block, quantize_block};
+use crate::simd::{Kernel, LANES, Simd};
+use crate::split::Split;
+use half::f16;
+
+/// Values of a head that share one scale in [`KvType::Q8_0`].
+pub(crate) const KV_BLOCK: usize = 32;
+
+/// The largest f16.
+const F16_MAX: f32 = 65504.0;
+
+/// Tokens of a segment of attention; block lengths divide it.
+pub(crate) const SEGMENT: usize = 256;
+
+/// How K or V are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum KvType {
+    /// f16, rounded to nearest even; a value beyond f16 becomes its largest, 65504 (NaN stays).
+    F16,
+    /// int8 codes with an f16 scale for every 32 values of a token's head: `d = amax / 127` rounded
+    /// to f16, `q = round_ties_even(x * (127 / amax))`. 34 bytes for 32 values.
+    Q8_0,
+}
+
+impl KvType {
+    /// Bytes of a page.
+    fn page_bytes(self, head_size: usize, block_len: usize) -> usize {
+        let n_values = head_size * block_len;
+        match self {
+            KvType::F16 => n_values * 2,
+            KvType::Q8_0 => n_values + n_values / KV_BLOCK * 2,
+        }
+    }
+}
+
+/// Shape and types of a KV cache.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KvLayout {
+    /// L: number of layers.
+    pub n_layers: usize,
+    /// K: key/value heads of a layer.
+    pub n_kv_heads: usize,
+    /// E: values of a head, a multiple of 16 (of 32 for [`KvType::Q8_0`]).
+    pub head_size: usize,
+    /// B: tokens of a block: 16, 32, 64, 128 or 256.
+    pub block_len: usize,
+    /// How K is kept.
+    pub k_type: KvType,
+    /// How V is kept.
+    pub v_type: KvType,
+}
+
+/// A KV cache cannot have this shape, or not this much memory.
+#[derive(Debug, thiserror::Error)]
+pub enum KvError {
+    /// The head size does not suit the type.
+    #[error(
+        "KV cache of type {kv_type:?}: head size {head_size} is no multiple of {unit}; use F16"
+    )]
+    HeadSize {
+        /// The type that asks for it.
+        kv_type: KvType,
+        /// E.
+        head_size: usize,
+        /// What E must be a multiple of.
+        unit: usize,
+    },
+    /// The head size suits no type.
+    #[error("head size {0} is no multiple of 16: the KV cache cannot hold this model")]
+    OddHeadSize(usize),
+    /// The block length is none of those allowed.
+    #[error("KV block length {0}: use 16, 32, 64, 128 or 256")]
+    BlockLen(usize),
+    /// More bytes than can be addressed.
+    #[error("a KV cache of {n_blocks} blocks exceeds the address space")]
+    TooLarge {
+        /// Blocks asked for.
+        n_blocks: usize,
+    },
+    /// The system refused.
+    #[error(transparent)]
+    Memory(#[from] AllocError),
+}
+
+impl KvLayout {
+    /// Bytes of one block: K and V of all layers.
+    ///
+    /// # Errors
+    /// If the shape is none that a cache can have.
+    pub fn block_bytes(&self) -> Result<usize, KvError> {
+        let head_size = self.head_size;
+        if head_size == 0 || !head_size.is_multiple_of(LANES) {
+            return Err(KvError::OddHeadSize(head_size));
+        }
+        for kv_type in [self.k_type, self.v_type] {
+            if kv_type == KvType::Q8_0 && !head_size.is_multiple_of(KV_BLOCK) {
+                return Err(KvError::HeadSize { kv_type, head_size, unit: KV_BLOCK });
+            }
+        }
+        if self.block_len < LANES || !SEGMENT.is_multiple_of(self.block_len) {
+            return Err(KvError::BlockLen(self.block_len));
+        }
+        // The largest page is f16: if that can be counted, so can the others.
+        let too_large = KvError::TooLarge { n_blocks: 1 };
+        head_size
+            .checked_mul(self.block_len * 2)
+            .and_then(|_| self.head_bytes().checked_mul(self.n_kv_heads))
+            .and_then(|bytes| bytes.checked_mul(self.n_layers))
+            .ok_or(too_large)
+    }
+
+    /// Bytes of the K and V pages of one head.
+    fn head_bytes(&self) -> usize {
+        self.k_bytes().saturating_add(self.v_bytes())
+    }
+
+    fn k_bytes(&self) -> usize {
+        self.k_type.page_bytes(self.head_size, self.block_len)
+    }
+
+    fn v_bytes(&self) -> usize {
+        self.v_type.page_bytes(self.head_size, self.block_len)
+    }
+}
+
+/// The K and V of all tokens in use, in blocks that sequences are given by number.
+#[derive(Debug)]
+pub struct KvCache {
+    layout: KvLayout,
+    n_blocks: usize,
+    block_bytes: usize,
+    bytes: Arena,
+}
+
+impl KvCache {
+    /// A cache of `n_blocks` blocks. Takes address space; memory follows as blocks are written.
+    ///
+    /// # Errors
+    /// If the shape is none that a cache can have, or the system refuses.
+    pub fn new(layout: KvLayout, n_blocks: usize) -> Result<KvCache, KvError> {
+        let block_bytes = layout.block_bytes()?;
+        let n_bytes = block_bytes.checked_mul(n_blocks).ok_or(KvError::TooLarge { n_blocks })?;
+        Ok(KvCache { layout, n_blocks, block_bytes, bytes: Arena::zeroed(n_bytes)? })
+    }
+
+    /// Shape and types.
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// Number of blocks.
+    pub fn n_blocks(&self) -> usize {
+        self.n_blocks
+    }
+
+    /// Sets every byte, so that a test sees what is read without having been stored.
+    #[cfg(test)]
+    pub(crate) fn fill(&mut self, byte: u8) {
+        self.bytes.as_mut_slice().fill(byte);
+    }
+
+    /// Where the K page of (block, layer, head) starts, in bytes; the V page follows it.
+    fn page_start(&self, block: u32, layer: usize, head: usize) -> usize {
+        let layout = &self.layout;
+        debug_assert!(layer < layout.n_layers && head < layout.n_kv_heads);
+        block as usize * self.block_bytes + (layer * layout.n_kv_heads + head) * layout.head_bytes()
+    }
+
+    /// The K page of (block, layer, head).
+    pub(crate) fn k_page(&self, block: u32, layer: usize, head: usize) -> &[u8] {
+        &self.bytes.as_slice()[self.page_start(block, layer, head)..][..self.layout.k_bytes()]
+    }
+
+    /// The V page of (block, layer, head).
+    pub(crate) fn v_page(&self, block: u32, layer: usize, head: usize) -> &[u8] {
+        let start = self.page_start(block, layer, head) + self.layout.k_bytes();
+        &self.bytes.as_slice()[start..][..self.layout.v_bytes()]
+    }
+
+    /// Panics unless the spans cover rows `0..n_rows` in order, and every row has its place in a
+    /// block table of blocks that exist.
+    pub(crate) fn check(
+        &self,
+        layer: usize,
+        n_rows: usize,
+        spans: &[AttentionSpan],
+        blocks: &[u32],
+    ) {
+        assert!(layer < self.layout.n_layers, "no layer {layer} in the KV cache");
+        let mut next_row = 0;
+        for span in spans {
+            assert_eq!(span.rows.start, next_row, "spans follow one another");
+            assert!(span.rows.start <= span.rows.end, "a span's rows ascend");
+            next_row = span.rows.end;
+            let reach = span.position + span.rows.len();
+            let table = &blocks[span.blocks.clone()];
+            assert!(reach <= table.len() * self.layout.block_len, "the block table is too short");
+            assert!(
+                table.iter().all(|&block| (block as usize) < self.n_blocks),
+                "a block outside the cache"
+            );
+        }
+        assert_eq!(next_row, n_rows, "spans cover all rows");
+    }
+}
+
+/// The f16 values in `bytes`.
+pub(crate) fn as_f16(bytes: &[u8]) -> &[f16] {
+    // SAFETY: every bit pattern is an f16.
+    let (head, values, tail) = unsafe { bytes.align_to::<f16>() };
+    assert!(head.is_empty() && tail.is_empty());
+    values
+}
+
+/// The codes in `bytes`.
+pub(crate) fn as_i8(bytes: &[u8]) -> &[i8] {
+    // SAFETY: same size and alignment, and every bit pattern is an i8.
+    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) }
+}
+
+impl Cpu {
+    /// Stores the K and V of a step's rows, both `[T, K * E]`, in `layer` of the cache: row `t` of
+    /// a span, at position `p = span.position + t`, goes to slot `p % B` of block `p / B` of the
+    /// span's block table.
+    ///
+    /// # Panics
+    /// If the shapes differ from the cache's, or a span is malformed or names a block outside the
+    /// cache.
+    pub fn store_kv(
+        &self,
+        kv: &mut KvCache,
+        layer: usize,
+        k: &Mat,
+        v: &Mat,
+        spans: &[AttentionSpan],
+        blocks: &[u32],
+    ) {
+        let layout = kv.layout.clone();
+        let cols = layout.n_kv_heads * layout.head_size;
+        assert_eq!((k.cols(), v.cols(), k.rows()), (cols, cols, v.rows()));
+        kv.check(layer, k.rows(), spans, blocks);
+        let starts: Vec<usize> =
+            (0..layout.n_kv_heads).map(|head| kv.page_start(0, layer, head)).collect();
+        let (block_bytes, k_bytes) = (kv.block_bytes, layout.k_bytes());
+        let pages = Split::new(kv.bytes.as_mut_slice());
+        // K and V of a head are pages of their own, whatever slots the rows have.
+        let n_items = layout.n_kv_heads * 2;
+        let store = |item| {
+            let (head, is_v) = (item / 2, item % 2 == 1);
+            let values = head * layout.head_size..(head + 1) * layout.head_size;
+            for span in spans {
+                for (i, t) in span.rows.clone().enumerate() {
+                    let position = span.position + i;
+                    let block = blocks[span.blocks.start + position / layout.block_len];
+                    let start = starts[head] + block as usize * block_bytes;
+                    let slot = position % layout.block_len;
+                    let (x, page, kv_type) = if is_v {
+                        let page = start + k_bytes..start + layout.head_bytes();
+                        (&v.row(t)[values.clone()], page, layout.v_type)
+                    } else {
+                        (&k.row(t)[values.clone()], start..start + k_bytes, layout.k_type)
+                    };
+                    // SAFETY: pages are disjoint, and only this item has those of its head and kind.
+                    let page = unsafe { pages.part(page) };
+                    let block_len = layout.block_len;
+                    self.compute(Store { x, page, kv_type, is_v, slot, block_len });
+                }
+            }
+        };
+        match k.rows() {
+            0..4 => (0..n_items).for_each(store), // Less work than waking a thread.
+            _ => self.team.for_each(n_items, store),
+        }
+    }
+}
+
+/// One token's K or V of one head, into its page.
+struct Store<'a> {
+    /// `[E]`.
+    x: &'a [f32],
+    page: &'a mut [u8],
+    kv_type: KvType,
+    is_v: bool,
+    slot: usize,
+    block_len: usize,
+}
+
+impl Kernel for Store<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Store { x, page, kv_type, is_v, slot, block_len } = self;
+        // Value `e` lies at `start + e * stride`.
+        let (start, stride) = if is_v { (slot * x.len(), 1) } else { (slot, block_len) };
+        match kv_type {
+            KvType::F16 => {
+                // SAFETY: every bit pattern is an f16.
+                let (_, page, _) = unsafe { page.align_to_mut::<f16>() };
+                let (vectors, _) = x.as_chunks();
+                for (i, x) in vectors.iter().enumerate() {
+                    // `min` and `max` let a NaN in their second place pass.
+                    let x = s.min(s.splat(F16_MAX), s.max(s.splat(-F16_MAX), s.load(x)));
+                    let mut half = [f16::ZERO; LANES];
+                    s.store_f16(x, &mut half);
+                    for (lane, half) in half.into_iter().enumerate() {
+                        page[start + (i * LANES + lane) * stride] = half;
+                    }
+                }
+            }
+            KvType::Q8_0 => {
+                let (codes, scales) = page.split_at_mut(x.len() * block_len);
+                // SAFETY: every bit pattern is an f16.
+                let (_, scales, _) = unsafe { scales.align_to_mut::<f16>() };
+                let (x_blocks, _) = x.as_chunks::<KV_BLOCK>();
+                for (i, x) in x_blocks.iter().enumerate() {
+                    let (d, q) = quantize_block(s, load_block(s, x));
+                    scales[i * block_len + slot] =
+                        f16::from_f32(if d > F16_MAX { F16_MAX } else { d });
+                    let mut bytes = [[0; LANES]; KV_BLOCK / LANES];
+                    s.store_i8(q[0], &mut bytes[0]);
+                    s.store_i8(q[1], &mut bytes[1]);
+                    for (lane, code) in bytes.as_flattened().iter().enumerate() {
+                        codes[start + (i * KV_BLOCK + lane) * stride] = *code as u8;
+                    }
+                }
+            }
+        }
+    }
+}

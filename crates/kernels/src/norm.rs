@@ -1,0 +1,136 @@
+//! Root mean square norms (Zhang and Sennrich 2019, arXiv:1910.07467).
+//!
+//! `norm(x) = x * r * weight` with `r = 1 / sqrt(mean(x^2) + eps)`. The squares are summed in 16
+//! lanes (value `i` in lane `i % 16`, an fma chain in ascending order), the lanes as the tree of
+//! `Simd::sum`; square root and division are IEEE, and `x * r` is rounded before the weight.
+
+use crate::cpu::Cpu;
+use crate::mat::{ACT_BLOCK, Acts, Mat};
+use crate::quantize::{ActRow, ActRows, load_block};
+use crate::simd::{Kernel, LANES, Simd};
+use crate::split::Split;
+
+impl Cpu {
+    /// `y = norm(x)`, in the forms that `y` has. `x` is `[T, D]`, `weight` `[D]`; `y` gets `T` rows.
+    ///
+    /// # Panics
+    /// If the widths of `x`, `weight` and `y` differ.
+    pub fn rms_norm(&self, x: &Mat, weight: &[f32], eps: f32, y: &mut Acts) {
+        assert_eq!(x.cols(), weight.len());
+        assert_eq!(x.cols(), y.cols());
+        y.set_rows(x.rows());
+        let rows = ActRows::new(y);
+        self.team.for_each(x.rows(), |t| {
+            // SAFETY: each item has its own row.
+            let y = unsafe { rows.row(t) };
+            self.compute(RmsNorm { x: x.row(t), weight, eps, y });
+        });
+    }
+
+    /// `x = norm(x)` for each head apart, in place. `x` is `[T, n * E]`, `weight` `[E]`.
+    ///
+    /// # Panics
+    /// If `weight` is not `head_size` long, or `x` no whole number of heads wide.
+    pub fn rms_norm_heads(&self, x: &mut Mat, head_size: usize, weight: &[f32], eps: f32) {
+        assert_eq!(weight.len(), head_size);
+        assert!(x.cols().is_multiple_of(head_size), "{} columns in heads of {head_size}", x.cols());
+        let (n_rows, cols) = (x.rows(), x.cols());
+        let rows = Split::new(x.as_mut_slice());
+        self.team.for_each(n_rows, |t| {
+            // SAFETY: each item has its own row.
+            let x = unsafe { rows.part(t * cols..(t + 1) * cols) };
+            self.compute(RmsNormHeads { x, weight, eps });
+        });
+    }
+
+    /// `y = y + norm(x)`: `fma(x * r, weight, y)`. `x` and `y` are `[T, D]`, `weight` `[D]`.
+    ///
+    /// # Panics
+    /// If the shapes differ.
+    pub fn rms_norm_add(&self, x: &Mat, weight: &[f32], eps: f32, y: &mut Mat) {
+        assert_eq!(x.cols(), weight.len());
+        assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()));
+        let cols = x.cols();
+        let rows = Split::new(y.as_mut_slice());
+        self.team.for_each(x.rows(), |t| {
+            // SAFETY: each item has its own row.
+            let y = unsafe { rows.part(t * cols..(t + 1) * cols) };
+            self.compute(RmsNormAdd { x: x.row(t), weight, eps, y });
+        });
+    }
+}
+
+/// `1 / sqrt(mean(x^2) + eps)`.
+#[inline(always)]
+fn reciprocal_rms<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
+    let mut squares = s.splat(0.0);
+    for x in x.chunks(LANES) {
+        let x = s.load_start(x);
+        squares = s.fma(x, x, squares);
+    }
+    1.0 / (s.sum(squares) / x.len() as f32 + eps).sqrt()
+}
+
+struct RmsNorm<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+    y: ActRow<'a>,
+}
+
+impl Kernel for RmsNorm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let r = s.splat(reciprocal_rms(s, self.x, self.eps));
+        let blocks = self.x.chunks(ACT_BLOCK).zip(self.weight.chunks(ACT_BLOCK));
+        for (i, (x, weight)) in blocks.enumerate() {
+            let (x, weight) = (load_block(s, x), load_block(s, weight));
+            let y = [s.mul(s.mul(x[0], r), weight[0]), s.mul(s.mul(x[1], r), weight[1])];
+            self.y.put(s, i, y);
+        }
+    }
+}
+
+struct RmsNormHeads<'a> {
+    x: &'a mut [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl Kernel for RmsNormHeads<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for x in self.x.chunks_mut(self.weight.len()) {
+            let r = s.splat(reciprocal_rms(s, x, self.eps));
+            for (x, weight) in x.chunks_mut(LANES).zip(self.weight.chunks(LANES)) {
+                let y = s.mul(s.mul(s.load_start(x), r), s.load_start(weight));
+                s.store_start(y, x);
+            }
+        }
+    }
+}
+
+struct RmsNormAdd<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+    y: &'a mut [f32],
+}
+
+impl Kernel for RmsNormAdd<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let r = s.splat(reciprocal_rms(s, self.x, self.eps));
+        let weights = self.weight.chunks(LANES);
+        for ((x, weight), y) in self.x.chunks(LANES).zip(weights).zip(self.y.chunks_mut(LANES)) {
+            let x = s.mul(s.load_start(x), r);
+            s.store_start(s.fma(x, s.load_start(weight), s.load_start(y)), y);
+        }
+    }
+}

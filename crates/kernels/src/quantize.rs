@@ -1,0 +1,165 @@
+//! `quantize`, and how every op writes its rows in the forms that weights read.
+
+use crate::cpu::Cpu;
+use crate::mat::{ACT_BLOCK, Acts, Mat};
+use crate::simd::{Kernel, LANES, Simd};
+use crate::split::Split;
+use std::ops::Range;
+
+/// A block whose largest magnitude is below this counts as zeros: 127 over it must be finite.
+const SMALLEST_AMAX: f32 = 1e-36;
+
+impl Cpu {
+    /// `y = x`, in the forms that `y` has. `x` is `[T, D]`; `y` gets `T` rows.
+    ///
+    /// A block with an infinity or a NaN gets an infinite or NaN scale and codes that depend on
+    /// nothing else: the product with any weight shows it, and other blocks are untouched.
+    ///
+    /// # Panics
+    /// If `x` and `y` differ in width.
+    pub fn quantize(&self, x: &Mat, y: &mut Acts) {
+        assert_eq!(x.cols(), y.cols());
+        y.set_rows(x.rows());
+        let rows = ActRows::new(y);
+        self.team.for_each(x.rows(), |t| {
+            // SAFETY: each item has its own row.
+            let y = unsafe { rows.row(t) };
+            self.compute(Quantize { x: x.row(t), y });
+        });
+    }
+}
+
+/// One row of [`Cpu::quantize`].
+pub(crate) struct Quantize<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) y: ActRow<'a>,
+}
+
+impl Kernel for Quantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        for (i, x) in self.x.chunks(ACT_BLOCK).enumerate() {
+            self.y.put(s, i, load_block(s, x));
+        }
+    }
+}
+
+/// Up to 32 values; those missing are 0.
+#[inline(always)]
+pub(crate) fn load_block<S: Simd>(s: S, x: &[f32]) -> [S::F; 2] {
+    match x.split_at_checked(LANES) {
+        Some((low, high)) => [s.load_start(low), s.load_start(high)],
+        None => [s.load_start(x), s.splat(0.0)],
+    }
+}
+
+/// Scale `d` and codes `q` of 32 values: `d = amax / 127`, `q = round_ties_even(x * (127 / amax))`.
+#[inline(always)]
+pub(crate) fn quantize_block<S: Simd>(s: S, [low, high]: [S::F; 2]) -> (f32, [S::F; 2]) {
+    let amax = s.largest_abs(s.max_abs(low, high));
+    let (d, id) = if amax < SMALLEST_AMAX { (0.0, 0.0) } else { (amax / 127.0, 127.0 / amax) };
+    // `max` makes a code of a NaN.
+    let low = s.round(s.max(s.mul(low, s.splat(id)), s.splat(-127.0)));
+    let high = s.round(s.max(s.mul(high, s.splat(id)), s.splat(-127.0)));
+    (d, [low, high])
+}
+
+/// The rows of an [`Acts`], to be written by different threads.
+pub(crate) struct ActRows<'a> {
+    cols: usize,
+    float: Split<'a, f32>,
+    codes: Split<'a, i8>,
+    scales: Split<'a, f32>,
+    sums: Split<'a, i32>,
+}
+
+/// A row, or a range of its columns; forms that are not asked for are empty.
+pub(crate) struct ActRow<'a> {
+    float: &'a mut [f32],
+    codes: &'a mut [i8],
+    scales: &'a mut [f32],
+    sums: &'a mut [i32],
+}
+
+impl<'a> ActRows<'a> {
+    pub(crate) fn new(y: &'a mut Acts) -> ActRows<'a> {
+        ActRows {
+            cols: y.cols,
+            float: Split::new(&mut y.float),
+            codes: Split::new(&mut y.codes),
+            scales: Split::new(&mut y.scales),
+            sums: Split::new(&mut y.sums),
+        }
+    }
+
+    /// Row `t`.
+    ///
+    /// # Safety
+    /// No other part in use has the row.
+    pub(crate) unsafe fn row(&self, t: usize) -> ActRow<'_> {
+        // SAFETY: the caller's promise.
+        unsafe { self.part(t, 0..self.cols) }
+    }
+
+    /// Columns of row `t`, from a multiple of [`ACT_BLOCK`] to another or to the end.
+    ///
+    /// # Safety
+    /// No other part in use has any of them.
+    pub(crate) unsafe fn part(&self, t: usize, cols: Range<usize>) -> ActRow<'_> {
+        debug_assert!(cols.start.is_multiple_of(ACT_BLOCK) && cols.end <= self.cols);
+        let values = t * self.cols + cols.start..t * self.cols + cols.end;
+        let blocks = values.start / ACT_BLOCK..values.end / ACT_BLOCK;
+        // SAFETY: rows and whole blocks of columns are disjoint in each form, so the caller's promise
+        // carries over.
+        unsafe {
+            ActRow {
+                float: part_if_any(&self.float, values.clone()),
+                codes: part_if_any(&self.codes, values),
+                scales: part_if_any(&self.scales, blocks.clone()),
+                sums: part_if_any(&self.sums, blocks),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Split::part`].
+/// The part, or nothing of a form that is not asked for.
+///
+/// # Safety
+/// As [`Split::part`].
+#[allow(clippy::mut_from_ref)] // As there.
+unsafe fn part_if_any<'a, T>(split: &'a Split<'_, T>, range: Range<usize>) -> &'a mut [T] {
+    // SAFETY: the caller's promise.
+    if split.len() == 0 { &mut [] } else { unsafe { split.part(range) } }
+}
+
+impl ActRow<'_> {
+    /// Writes block `i`: 32 values, or what the row's end leaves of them.
+    #[inline(always)]
+    pub(crate) fn put<S: Simd>(&mut self, s: S, i: usize, [low, high]: [S::F; 2]) {
+        let start = i * ACT_BLOCK;
+        if !self.float.is_empty() {
+            let end = self.float.len().min(start + ACT_BLOCK);
+            let to = &mut self.float[start..end];
+            match to.split_at_mut_checked(LANES) {
+                Some((to_low, to_high)) => {
+                    s.store_start(low, to_low);
+                    s.store_start(high, to_high);
+                }
+                None => s.store_start(low, to),
+            }
+        }
+        if let Some(codes) = self.codes.get_mut(start..start + ACT_BLOCK) {
+            let (d, [low, high]) = quantize_block(s, [low, high]);
+            let (codes, _) = codes.as_chunks_mut();
+            s.store_i8(low, &mut codes[0]);
+            s.store_i8(high, &mut codes[1]);
+            self.scales[i] = d;
+            // Whole numbers below 2^24: the sum is exact.
+            self.sums[i] = s.sum(s.add(low, high)) as i32;
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Rotary position embedding (Su et al. 2021, arXiv:2104.09864).
+//!
+//! Pair `i` of a head is turned by the angle `position * frequency[i]`: for a pair `(a, b)`,
+//! `a' = fma(a, cos, -(b * sin))` and `b' = fma(b, cos, a * sin)`. Angles, sines and cosines are
+//! computed in f64 by portable code, so that they are the same on every machine, and rounded to f32.
+
+use crate::cpu::Cpu;
+use crate::mat::Mat;
+use crate::simd::{Kernel, Simd};
+use crate::split::Split;
+
+/// Which values of a head form a pair; R is the number of values that are rotated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RopeStyle {
+    /// `2i` and `2i + 1`: `llama` models in GGUF files.
+    Norm,
+    /// `i` and `i + R / 2`: everything else, Hugging Face's files included.
+    Neox,
+}
+
+/// How the frequencies are changed for contexts longer than those of the training.
+#[derive(Clone, PartialEq, Debug)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Every frequency divided by `factor` (position interpolation, arXiv:2306.15595).
+    Linear {
+        /// Usually longest context over context of the training.
+        factor: f64,
+    },
+    /// Llama 3.1: wavelengths longer than `original_context_len / low_freq_factor` are divided by
+    /// `factor`, those shorter than `original_context_len / high_freq_factor` kept, linear between.
+    Llama3 {
+        /// Divides the low frequencies.
+        factor: f64,
+        /// Bounds the low frequencies.
+        low_freq_factor: f64,
+        /// Bounds the high frequencies.
+        high_freq_factor: f64,
+        /// Context of the training, in tokens.
+        original_context_len: usize,
+    },
+    /// Frequency `i` divided by `factors[i]` (GGUF `rope_freqs.weight`, LongRoPE).
+    Factors(Vec<f32>),
+    /// YaRN (arXiv:2309.00071): interpolated below `beta_slow` turns over the training's context,
+    /// kept above `beta_fast`, linear in the pair's number between.
+    Yarn {
+        /// Divides the low frequencies.
+        factor: f64,
+        /// Context of the training, in tokens.
+        original_context_len: usize,
+        /// Usually 32.
+        beta_fast: f64,
+        /// Usually 1.
+        beta_slow: f64,
+        /// Factor on sine and cosine, usually `0.1 ln(factor) + 1`.
+        attention_factor: f64,
+    },
+}
+
+/// Frequencies of the pairs of a head.
+#[derive(Clone, Debug)]
+pub struct RopeTable {
+    /// Radians per position, `[R / 2]`.
+    frequencies: Vec<f64>,
+    /// Factor on sine and cosine.
+    magnitude: f64,
+}
+
+impl RopeTable {
+    /// Frequencies `base^(-2i / n_rotated)` for the pairs of `n_rotated` values, scaled. `n_rotated`
+    /// is the head size unless only the first values of a head are rotated.
+    ///
+    /// # Panics
+    /// If `n_rotated` is odd, or there are not `n_rotated / 2` factors.
+    pub fn new(n_rotated: usize, base: f64, scaling: &RopeScaling) -> RopeTable {
+        assert!(n_rotated.is_multiple_of(2), "{n_rotated} values are no whole number of pairs");
+        if let RopeScaling::Factors(factors) = scaling {
+            assert_eq!(factors.len(), n_rotated / 2, "one factor for each pair");
+        }
+        let frequency = |i: usize| libm::pow(base, -2.0 * i as f64 / n_rotated as f64);
+        let ramp = yarn_ramp(n_rotated, base, scaling);
+        let scaled = |i: usize| {
+            let f = frequency(i);
+            match scaling {
+                RopeScaling::None => f,
+                RopeScaling::Linear { factor } => f / factor,
+                RopeScaling::Factors(factors) => f / f64::from(factors[i]),
+                &RopeScaling::Llama3 {
+                    factor,
+                    low_freq_factor,
+                    high_freq_factor,
+                    original_context_len,
+                } => {
+                    let turns = original_context_len as f64 * f / std::f64::consts::TAU;
+                    let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    if turns < low_freq_factor {
+                        f / factor
+                    } else if turns > high_freq_factor {
+                        f
+                    } else {
+                        (1.0 - kept) * f / factor + kept * f
+                    }
+                }
+                RopeScaling::Yarn { factor, .. } => {
+                    let (low, high) = ramp;
+                    let interpolated = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    f / factor * interpolated + f * (1.0 - interpolated)
+                }
+            }
+        };
+        let magnitude = match scaling {
+            RopeScaling::Yarn { attention_factor, .. } => *attention_factor,
+            _ => 1.0,
+        };
+        RopeTable { frequencies: (0..n_rotated / 2).map(scaled).collect(), magnitude }
+    }
+
+    /// R: values of a head that are rotated.
+    pub fn n_rotated(&self) -> usize {
+        self.frequencies.len() * 2
+    }
+}
+
+/// The pairs between which YaRN passes from kept to interpolated frequencies.
+fn yarn_ramp(n_rotated: usize, base: f64, scaling: &RopeScaling) -> (f64, f64) {
+    let &RopeScaling::Yarn { original_context_len, beta_fast, beta_slow, .. } = scaling else {
+        return (0.0, 1.0);
+    };
+    // The pair that makes `turns` turns over the training's context.
+    let pair = |turns: f64| {
+        let wavelength = original_context_len as f64 / (turns * std::f64::consts::TAU);
+        n_rotated as f64 * libm::log(wavelength) / (2.0 * libm::log(base))
+    };
+    let low = pair(beta_fast).floor().max(0.0);
+    let high = pair(beta_slow).ceil().min(n_rotated as f64 - 1.0);
+    (low, if high > low { high } else { low + 0.001 })
+}
+
+/// Sines and cosines of the rows of a step for one [`RopeTable`]; filled once, used by all layers.
+#[derive(Clone, Debug, Default)]
+pub struct RopeAngles {
+    rows: usize,
+    /// R / 2.
+    n_pairs: usize,
+    /// `[T, R / 2]`.
+    cos: Vec<f32>,
+    /// `[T, R / 2]`.
+    sin: Vec<f32>,
+}
+
+impl Cpu {
+    /// Fills `angles` for rows at `positions`, `[T]`.
+    pub fn rope_angles(&self, table: &RopeTable, positions: &[usize], angles: &mut RopeAngles) {
+        let n_pairs = table.frequencies.len();
+        (angles.rows, angles.n_pairs) = (positions.len(), n_pairs);
+        angles.cos.resize(positions.len() * n_pairs, 0.0);
+        angles.sin.resize(positions.len() * n_pairs, 0.0);
+        let (all_cos, all_sin) = (Split::new(&mut angles.cos), Split::new(&mut angles.sin));
+        self.team.for_each(positions.len(), |t| {
+            let range = t * n_pairs..(t + 1) * n_pairs;
+            // SAFETY: each item has its own row.
+            let (cos, sin) = unsafe { (all_cos.part(range.clone()), all_sin.part(range)) };
+            for ((frequency, cos), sin) in table.frequencies.iter().zip(cos).zip(sin) {
+                let (s, c) = libm::sincos(positions[t] as f64 * frequency);
+                *cos = (c * table.magnitude) as f32;
+                *sin = (s * table.magnitude) as f32;
+            }
+        });
+    }
+
+    /// Rotates every head of every row of `x`, `[T, n * E]`, in place.
+    ///
+    /// # Panics
+    /// If `x` is no whole number of heads wide, its rows are not those of `angles`, or a head is
+    /// smaller than what is rotated of it.
+    pub fn rope(&self, angles: &RopeAngles, style: RopeStyle, x: &mut Mat, head_size: usize) {
+        assert_eq!(x.rows(), angles.rows, "angles are of other rows");
+        assert!(x.cols().is_multiple_of(head_size), "{} columns in heads of {head_size}", x.cols());
+        let n_pairs = angles.n_pairs;
+        assert!(2 * n_pairs <= head_size, "{} of {head_size} values rotated", 2 * n_pairs);
+        let (n_rows, cols) = (x.rows(), x.cols());
+        let rows = Split::new(x.as_mut_slice());
+        self.team.for_each(n_rows, |t| {
+            // SAFETY: each item has its own row.
+            let x = unsafe { rows.part(t * cols..(t + 1) * cols) };
+            let range = t * n_pairs..(t + 1) * n_pairs;
+            let (cos, sin) = (&angles.cos[range.clone()], &angles.sin[range]);
+            self.compute(Rope { style, cos, sin, head_size, x });
+        });
+    }
+}
+
+struct Rope<'a> {
+    style: RopeStyle,
+    cos: &'a [f32],
+    sin: &'a [f32],
+    head_size: usize,
+    x: &'a mut [f32],
+}
+
+impl Kernel for Rope<'_> {
+    type Output = ();
+
+    // Plain loops: the compiler makes vectors of them, and exact arithmetic has but one result.
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let n_pairs = self.cos.len();
+        for head in self.x.chunks_exact_mut(self.head_size) {
+            match self.style {
+                RopeStyle::Norm => {
+                    let (pairs, _) = head.as_chunks_mut::<2>();
+                    for ((pair, cos), sin) in pairs.iter_mut().zip(self.cos).zip(self.sin) {
+                        let [a, b] = *pair;
+                        *pair = [a.mul_add(*cos, -(b * sin)), b.mul_add(*cos, a * sin)];
+                    }
+                }
+                RopeStyle::Neox => {
+                    let (low, high) = head[..2 * n_pairs].split_at_mut(n_pairs);
+                    let angles = self.cos.iter().zip(self.sin);
+                    for ((low, high), (cos, sin)) in low.iter_mut().zip(high).zip(angles) {
+                        let (a, b) = (*low, *high);
+                        *low = a.mul_add(*cos, -(b * sin));
+                        *high = b.mul_add(*cos, a * sin);
+                    }
+                }
+            }
+        }
+    }
+}

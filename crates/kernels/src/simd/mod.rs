@@ -1,0 +1,142 @@
+//! Sixteen lanes of f32: what an op needs of an instruction set.
+//!
+//! An op's body is written once, generic over [`Simd`], and compiled for each instruction set
+//! through [`Cpu::compute`]. Every operation is exact IEEE arithmetic in each lane and every
+//! instruction set has the same sixteen lanes, so all of them give the same bits.
+//!
+//! A value of a [`Simd`] type is the proof that the processor has its instructions: only
+//! [`Cpu::compute`] makes one. Bodies are `#[inline(always)]` all the way down, since an
+//! instruction outside the function that enables it would become a call.
+
+mod scalar;
+
+pub(crate) use scalar::Scalar;
+
+use crate::cpu::Cpu;
+use crate::isa::Isa;
+use half::f16;
+
+/// Lanes of a vector, on every instruction set.
+pub(crate) const LANES: usize = 16;
+
+/// An instruction set's sixteen lanes.
+pub(crate) trait Simd: Copy {
+    /// Sixteen f32.
+    type F: Copy;
+    /// Vectors that an attention tile may accumulate in registers.
+    const ACCUMULATORS: usize;
+
+    fn splat(self, x: f32) -> Self::F;
+    fn load(self, x: &[f32; LANES]) -> Self::F;
+    fn store(self, x: Self::F, to: &mut [f32; LANES]);
+    fn load_f16(self, x: &[f16; LANES]) -> Self::F;
+    /// Rounds to nearest even; what exceeds the range becomes infinite.
+    fn store_f16(self, x: Self::F, to: &mut [f16; LANES]);
+    fn load_i8(self, x: &[i8; LANES]) -> Self::F;
+    /// Of whole numbers in -128..=127.
+    fn store_i8(self, x: Self::F, to: &mut [i8; LANES]);
+
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `if a > b { a } else { b }`: with a NaN on either side, `b`.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `if a < b { a } else { b }`: with a NaN on either side, `b`.
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// The larger magnitude; a NaN is larger than infinity.
+    fn max_abs(self, a: Self::F, b: Self::F) -> Self::F;
+    /// To the nearest whole number, ties to even.
+    fn round(self, x: Self::F) -> Self::F;
+    /// `x * 2^n` rounded once, for whole `n` in -126..=128.
+    fn scale(self, x: Self::F, n: Self::F) -> Self::F;
+    /// `if a < b { x } else { y }`.
+    fn select_lt(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
+
+    /// The lanes.
+    #[inline(always)]
+    fn to_array(self, x: Self::F) -> [f32; LANES] {
+        let mut array = [0.0; LANES];
+        self.store(x, &mut array);
+        array
+    }
+
+    /// Up to 16 values from the start of a slice; lanes behind its end are 0.
+    #[inline(always)]
+    fn load_start(self, x: &[f32]) -> Self::F {
+        match x.first_chunk() {
+            Some(x) => self.load(x),
+            None => {
+                let mut array = [0.0; LANES];
+                array[..x.len()].copy_from_slice(x);
+                self.load(&array)
+            }
+        }
+    }
+
+    /// Up to 16 values to the start of a slice; lanes behind its end are dropped.
+    #[inline(always)]
+    fn store_start(self, x: Self::F, to: &mut [f32]) {
+        match to.first_chunk_mut() {
+            Some(to) => self.store(x, to),
+            None => to.copy_from_slice(&self.to_array(x)[..to.len()]),
+        }
+    }
+
+    /// Sum of the lanes as a fixed tree: lane `i` takes lane `i + 8`, then `+ 4`, `+ 2`, `+ 1`.
+    #[inline(always)]
+    fn sum(self, x: Self::F) -> f32 {
+        let mut x = self.to_array(x);
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                x[i] += x[i + width];
+            }
+        }
+        x[0]
+    }
+
+    /// The largest lane; a NaN is passed over unless all are.
+    #[inline(always)]
+    fn largest(self, x: Self::F) -> f32 {
+        let mut x = self.to_array(x);
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                x[i] = if x[i + width] > x[i] { x[i + width] } else { x[i] };
+            }
+        }
+        x[0]
+    }
+
+    /// The largest magnitude of the lanes; a NaN is larger than infinity.
+    #[inline(always)]
+    fn largest_abs(self, x: Self::F) -> f32 {
+        let mut x = self.to_array(x).map(|x| x.abs().to_bits());
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                x[i] = x[i].max(x[i + width]);
+            }
+        }
+        f32::from_bits(x[0])
+    }
+}
+
+/// A computation written over any [`Simd`]; `run` must be `#[inline(always)]`.
+pub(crate) trait Kernel {
+    /// What it returns.
+    type Output;
+    /// Computes.
+    fn run<S: Simd>(self, s: S) -> Self::Output;
+}
+
+impl Cpu {
+    /// Runs a kernel on the processor's instruction set.
+    #[inline]
+    pub(crate) fn compute<K: Kernel>(&self, kernel: K) -> K::Output {
+        match self.isa {
+            Isa::Scalar => kernel.run(Scalar),
+            _ => kernel.run(Scalar),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The lanes in portable Rust.
+
+use super::{LANES, Simd};
+use half::f16;
+use std::array::from_fn;
+
+/// Portable Rust: the oracle of the other instruction sets.
+#[derive(Clone, Copy)]
+pub(crate) struct Scalar;
+
+type F = [f32; LANES];
+
+impl Simd for Scalar {
+    type F = F;
+    const ACCUMULATORS: usize = 4;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> F {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    fn load(self, x: &F) -> F {
+        *x
+    }
+
+    #[inline(always)]
+    fn store(self, x: F, to: &mut F) {
+        *to = x;
+    }
+
+    #[inline(always)]
+    fn load_f16(self, x: &[f16; LANES]) -> F {
+        x.map(f16::to_f32)
+    }
+
+    #[inline(always)]
+    fn store_f16(self, x: F, to: &mut [f16; LANES]) {
+        *to = x.map(f16::from_f32);
+    }
+
+    #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> F {
+        x.map(f32::from)
+    }
+
+    #[inline(always)]
+    fn store_i8(self, x: F, to: &mut [i8; LANES]) {
+        *to = x.map(|x| x as i8);
+    }
+
+    #[inline(always)]
+    fn add(self, a: F, b: F) -> F {
+        from_fn(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn sub(self, a: F, b: F) -> F {
+        from_fn(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: F, b: F) -> F {
+        from_fn(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn div(self, a: F, b: F) -> F {
+        from_fn(|i| a[i] / b[i])
+    }
+
+    #[inline(always)]
+    fn fma(self, a: F, b: F, c: F) -> F {
+        from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+
+    #[inline(always)]
+    fn max(self, a: F, b: F) -> F {
+        from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn min(self, a: F, b: F) -> F {
+        from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn max_abs(self, a: F, b: F) -> F {
+        from_fn(|i| f32::from_bits(a[i].abs().to_bits().max(b[i].abs().to_bits())))
+    }
+
+    #[inline(always)]
+    fn round(self, x: F) -> F {
+        x.map(f32::round_ties_even)
+    }
+
+    #[inline(always)]
+    fn scale(self, x: F, n: F) -> F {
+        // 2^n in two factors, each of which is a normal number; only the second product rounds.
+        let power = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
+        from_fn(|i| {
+            let n = n[i] as i32;
+            x[i] * power(n >> 1) * power(n - (n >> 1))
+        })
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: F, b: F, x: F, y: F) -> F {
+        from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
+    }
+}
