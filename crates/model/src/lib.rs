@@ -6,9 +6,11 @@
 pub mod batch;
 pub mod file;
 pub mod meta;
+pub mod tokenizer;
 
 pub use batch::{Batch, Span};
 pub use paceline_kernels::Mat;
+pub use tokenizer::{Special, Tokenizer};
 
 /// A token's number in the vocabulary.
 pub type TokenId = u32;

@@ -1,0 +1,218 @@
+//! The tokenizer that a GGUF file describes in its `tokenizer.ggml.*` metadata.
+
+use super::bpe::{Bpe, push_bytes_of};
+use super::special::Specials;
+use super::split::ROWS;
+use super::spm::{SPACE, Spm};
+use super::{Kind, Model, Tokenizer, TokenizerError};
+use crate::TokenId;
+use crate::file::{Metadata, Strings, shown};
+
+/// Texts that end a turn or a document whatever the file calls them.
+const ENDS: &[&str] = &[
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<turn|>",
+    "<｜end▁of▁sentence｜>",
+];
+/// Texts that end a turn only where the file makes them control tokens: elsewhere they are words.
+const ENDS_IF_CONTROL: &[&str] = &["</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "[e~["];
+/// Texts that llama.cpp parses as control tokens whatever the file calls them, beside the above.
+const CONTROLS: &[&str] = &[
+    "<|flush|>",
+    "<|calls|>",
+    "<|tool_response>",
+    "<|fim_prefix|>",
+    "<fim-prefix>",
+    "<fim_prefix>",
+    "<｜fim▁begin｜>",
+    "<PRE>",
+    "▁<PRE>",
+    "<|code_prefix|>",
+    "<|prefix|>",
+    "<|fim_suffix|>",
+    "<fim-suffix>",
+    "<fim_suffix>",
+    "<｜fim▁hole｜>",
+    "<SUF>",
+    "▁<SUF>",
+    "<|code_suffix|>",
+    "<|suffix|>",
+    "<|fim_middle|>",
+    "<fim-middle>",
+    "<fim_middle>",
+    "<｜fim▁end｜>",
+    "<MID>",
+    "▁<MID>",
+    "<|code_middle|>",
+    "<|middle|>",
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<PAD>",
+    "[PAD]",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
+];
+/// Texts of gpt-oss that are never control tokens.
+const ADDED: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
+
+impl Tokenizer {
+    /// The tokenizer that a GGUF file's metadata describe. Its ids are llama.cpp's.
+    ///
+    /// Source: the GGUF specification, keys `tokenizer.ggml.*`.
+    ///
+    /// # Errors
+    /// If the model or pre-tokenizer is not supported, a key is missing or of another type, or
+    /// lists disagree in length.
+    pub fn from_gguf(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
+        let model = metadata.require_str("tokenizer.ggml.model")?;
+        let pre = match (model, metadata.get_str("tokenizer.ggml.pre")?) {
+            ("gemma4", _) => "gemma4",
+            (_, None | Some("")) => "default",
+            (_, Some(pre)) => pre,
+        };
+        if !["gpt2", "llama", "gemma4"].contains(&model) {
+            return Err(TokenizerError::UnknownModel { model: shown(model) });
+        }
+        let tokens = metadata.require_strings("tokenizer.ggml.tokens")?;
+        let n = tokens.len();
+        if n == 0 || n > i32::MAX as usize {
+            return Err(TokenizerError::VocabLen { n });
+        }
+        let types = metadata.get_i32s("tokenizer.ggml.token_type")?.unwrap_or_default();
+        check_len("token_type", types.len(), n)?;
+        let id = |key: &str| -> Result<Option<TokenId>, TokenizerError> {
+            let id = metadata.get_u64(&format!("tokenizer.ggml.{key}_token_id"))?;
+            Ok(id.filter(|&id| id < n as u64).map(|id| id as TokenId))
+        };
+        let flag = |key: &str| metadata.get_bool(&format!("tokenizer.ggml.{key}"));
+
+        let spm = model == "llama";
+        let by_default = |id: TokenId| (spm && (id as usize) < n).then_some(id);
+        let unknown = id("unknown")?.or(by_default(0));
+        let (model, raw, add_bos) = if spm {
+            let scores = metadata.get_f32s("tokenizer.ggml.scores")?.unwrap_or_default();
+            check_len("scores", scores.len(), n)?;
+            (Model::Spm(Box::new(Spm::new(tokens, scores, unknown))), true, true)
+        } else {
+            let row = ROWS.iter().find(|row| row.names.contains(&pre));
+            let row = row.ok_or_else(|| TokenizerError::UnknownPre { pre: shown(pre) })?;
+            let merges = metadata.require_strings("tokenizer.ggml.merges")?;
+            (Model::Bpe(Box::new(Bpe::new(row, tokens, merges))), row.raw, row.add_bos)
+        };
+
+        let mut bytes = Strings::default();
+        let (mut control, mut specials, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+        for key in ["eos", "eot", "eom"] {
+            push_new(&mut ends, id(key)?.or(by_default(2).filter(|_| key == "eos")));
+        }
+        let is_token = |text: &str| tokens.iter().any(|token| token == text.as_bytes());
+        // In gpt-oss `<|end|>` ends a message, not a turn.
+        let gpt_oss = is_token("<|return|>") && is_token("<|call|>");
+        let mut content = Vec::new();
+        for (i, token) in tokens.iter().enumerate() {
+            let of_type = types.get(i).copied().unwrap_or(NORMAL);
+            let mut kind = Kind::of_type(of_type);
+            // Nearly all tokens are words: only those in brackets can be in the lists.
+            if matches!(token.first(), Some(b'<' | b'[' | b'_' | 0xe2)) {
+                let is_in = |list: &[&str]| list.iter().any(|text| text.as_bytes() == token);
+                let ends_turn = is_in(ENDS) && !(gpt_oss && token == b"<|end|>");
+                if ends_turn || (of_type == CONTROL && is_in(ENDS_IF_CONTROL)) {
+                    push_new(&mut ends, Some(i as TokenId));
+                }
+                if is_in(ADDED) || (is_in(ENDS) && !ends_turn) {
+                    kind = Kind::Added;
+                } else if is_in(ENDS) || is_in(ENDS_IF_CONTROL) || is_in(CONTROLS) {
+                    kind = Kind::Control;
+                }
+            }
+            content.clear();
+            if kind != Kind::Normal {
+                content.extend_from_slice(token);
+                specials.push((i as TokenId, token, kind));
+            } else if let Some(byte) = byte_token(token).filter(|_| of_type == BYTE) {
+                content.push(byte);
+            } else if raw {
+                push_with_spaces(token, &mut content);
+            } else if !push_bytes_of(token, &mut content) {
+                // Outside the alphabet: it can only stand for its name.
+                content.extend_from_slice(token);
+            }
+            bytes.push(&content);
+            control.push(kind == Kind::Control);
+        }
+
+        Ok(Tokenizer {
+            model,
+            specials: Specials::new(specials),
+            bytes,
+            control,
+            bos: id("bos")?.or(by_default(1)),
+            ends,
+            add_bos: flag("add_bos_token")?.unwrap_or(add_bos),
+            add_eos: flag("add_eos_token")?.unwrap_or(false),
+            add_space_prefix: spm && flag("add_space_prefix")?.unwrap_or(true),
+        })
+    }
+}
+
+/// Values of `tokenizer.ggml.token_type`.
+const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const BYTE: i32 = 6;
+
+impl Kind {
+    fn of_type(of_type: i32) -> Kind {
+        match of_type {
+            UNKNOWN | CONTROL => Kind::Control,
+            USER_DEFINED => Kind::Added,
+            _ => Kind::Normal,
+        }
+    }
+}
+
+fn check_len(list: &'static str, len: usize, n: usize) -> Result<(), TokenizerError> {
+    match len {
+        0 => Ok(()),
+        len if len >= n => Ok(()),
+        len => Err(TokenizerError::ListLen { list, len, n }),
+    }
+}
+
+fn push_new(ids: &mut Vec<TokenId>, id: Option<TokenId>) {
+    ids.extend(id.filter(|id| !ids.contains(id)));
+}
+
+/// Appends a token of a raw vocabulary with its spaces as spaces.
+fn push_with_spaces(token: &[u8], out: &mut Vec<u8>) {
+    let mut mark = [0; 4];
+    let mark = SPACE.encode_utf8(&mut mark).as_bytes();
+    let mut rest = token;
+    while let Some(&byte) = rest.first() {
+        let space = rest.strip_prefix(mark);
+        out.push(if space.is_some() { b' ' } else { byte });
+        rest = space.unwrap_or(&rest[1..]);
+    }
+}
+
+/// The byte that a token `<0xNN>` stands for.
+pub(super) fn byte_token(token: &[u8]) -> Option<u8> {
+    let digits = token.strip_prefix(b"<0x")?.strip_suffix(b">")?;
+    let digits = std::str::from_utf8(digits).ok().filter(|d| d.len() == 2)?;
+    u8::from_str_radix(digits, 16).ok()
+}

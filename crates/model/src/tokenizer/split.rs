@@ -1,0 +1,557 @@
+//! Cutting text into the words that byte-pair merges stay within.
+//!
+//! `tokenizer.ggml.pre` names a row of [`ROWS`]. Its cuts run one after the other, each on the
+//! pieces that those before it left; text between two matches is a piece as well.
+
+use regex::Regex;
+use std::ops::Range;
+
+/// One pre-tokenizer.
+#[derive(Debug)]
+pub(super) struct Row {
+    /// What `tokenizer.ggml.pre` may say for it.
+    pub names: &'static [&'static str],
+    cuts: &'static [Cut],
+    /// A word that is a token is that token, whatever the merges make of it.
+    pub whole_words: bool,
+    /// BOS comes in front where the file does not say.
+    pub add_bos: bool,
+    /// Tokens are written as they are, a space as U+2581, rather than in GPT-2's byte alphabet.
+    pub raw: bool,
+}
+
+/// One cut of a row.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    /// The pieces are the matches of a pattern. The ending `|\s+(?!\S)`, with or without `|\s+`
+    /// after it, is understood (white space before a word leaves its last character to the word);
+    /// no other look-ahead is.
+    At(&'static str),
+    /// The same with a run of white space in pieces of 512, 256, ... 4, 2 and 1 characters.
+    AtSpacesBy2(&'static str),
+    /// After each group of three digits, counted from the end of a run of digits.
+    AfterThousands,
+    /// Before each of these groups, ASCII digits only.
+    BeforeThousands,
+}
+use Cut::{AfterThousands, At, AtSpacesBy2, BeforeThousands};
+
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
+
+/// `'s` and its kin in any case. ASCII case only: `(?i)` would take a long s for an s.
+macro_rules! contraction {
+    () => {
+        r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
+    };
+}
+
+/// Words with one character before them, numbers up to `$digits`, other runs with line ends.
+macro_rules! words {
+    ($digits:literal) => {
+        concat!(
+            contraction!(),
+            r"|[^\r\n\p{L}\p{N}]?\p{L}+|",
+            $digits,
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )
+    };
+}
+
+/// Words cut where lower case begins, after `$letter` with an end `$end`; numbers `$digits`.
+macro_rules! cased_words {
+    ($upper:literal, $lower:literal, $end:expr, $digits:literal) => {
+        concat!(
+            r"[^\r\n\p{L}\p{N}]?",
+            $upper,
+            "*",
+            $lower,
+            "+",
+            $end,
+            r"|[^\r\n\p{L}\p{N}]?",
+            $upper,
+            "+",
+            $lower,
+            "*",
+            $end,
+            "|",
+            $digits,
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )
+    };
+}
+
+/// An ASCII sign joined to a word, words with marks, signs; the last step of DeepSeek 3 and others.
+macro_rules! signed_words {
+    ($line_ends:literal) => {
+        concat!(
+            r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"##,
+            r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+",
+            $line_ends,
+            r"|\s+(?!\S)|\s+"
+        )
+    };
+}
+
+const LLAMA3: &str = words!(r"\p{N}{1,3}");
+const QWEN2: &str = words!(r"\p{N}");
+const CHINESE_AND_KANA: &str = r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+";
+const CHINESE_TO_KOREAN: &str = r"[\x{4e00}-\x{9fa5}\x{0800}-\x{4e00}\x{ac00}-\x{d7ff}]+";
+const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
+const LINES: &str = r"[^\n]+|\n+";
+/// The cased letters that DeepSeek LLM names one by one.
+const DEEPSEEK_LETTERS: &str = concat!(
+    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚ",
+    r"Ḁ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄ",
+    r"Ⰰ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
+);
+
+const ROW: Row = Row { names: &[], cuts: &[], whole_words: false, add_bos: false, raw: false };
+
+/// The pre-tokenizers, as llama.cpp names and defines them.
+pub(super) static ROWS: &[Row] = &[
+    Row {
+        names: &["default"],
+        cuts: &[At(r"[\p{P}$+<=>^~|]+"), At(GPT2), At(r"\p{N}+"), At("[0-9][0-9][0-9]")],
+        ..ROW
+    },
+    Row {
+        names: &[
+            "gpt-2",
+            "phi-2",
+            "jina-es",
+            "jina-de",
+            "gigachat",
+            "jina-v2-es",
+            "jina-v2-de",
+            "a.x-4.0",
+            "mellum",
+            "modern-bert",
+            "jina-v1-en",
+            "jina-v2-code",
+            "roberta-bpe",
+            "exaone4",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+        ],
+        cuts: &[At(GPT2)],
+        ..ROW
+    },
+    Row {
+        names: &[
+            "smollm",
+            "starcoder",
+            "refact",
+            "command-r",
+            "codeshell",
+            "exaone",
+            "minerva-7b",
+            "mellum2",
+        ],
+        cuts: &[At(r"\p{N}"), At(GPT2)],
+        ..ROW
+    },
+    Row {
+        names: &[
+            "llama-bpe",
+            "llama3",
+            "llama-v3",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "midm-2.0",
+            "lfm2",
+            "jina-v5-nano",
+        ],
+        cuts: &[At(LLAMA3)],
+        whole_words: true,
+        add_bos: true,
+        ..ROW
+    },
+    Row { names: &["dbrx", "smaug-bpe", "chatglm-bpe"], cuts: &[At(LLAMA3)], ..ROW },
+    Row { names: &["glm4", "glm5"], cuts: &[At(LLAMA3)], whole_words: true, ..ROW },
+    Row {
+        names: &[
+            "qwen2",
+            "deepseek-r1-qwen",
+            "kormo",
+            "f2llmv2",
+            "megrez",
+            "stablelm2",
+            "hunyuan",
+            "solar-open",
+            "grok-2",
+        ],
+        cuts: &[At(QWEN2)],
+        ..ROW
+    },
+    Row {
+        names: &["qwen35"],
+        cuts: &[At(concat!(
+            contraction!(),
+            r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+            r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ))],
+        ..ROW
+    },
+    Row { names: &["laguna"], cuts: &[At(LINES), At(QWEN2)], ..ROW },
+    Row {
+        names: &["ufakzeka"],
+        cuts: &[At(concat!(
+            r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+            r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ))],
+        ..ROW
+    },
+    Row {
+        names: &["minicpm5"],
+        cuts: &[At(r"\p{N}{1,3}"), At(words!(r"\p{N}+"))],
+        whole_words: true,
+        ..ROW
+    },
+    Row {
+        names: &["seed-coder"],
+        cuts: &[At(concat!(
+            contraction!(),
+            r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ))],
+        ..ROW
+    },
+    Row {
+        names: &["bailingmoe", "bailingmoe2", "llada-moe"],
+        cuts: &[At(concat!(
+            contraction!(),
+            r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+        ))],
+        ..ROW
+    },
+    Row {
+        names: &["exaone-moe"],
+        cuts: &[At(concat!(
+            contraction!(),
+            r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?",
+            r"|\s*[\r\n]|\s+(?!\S)|\s+"
+        ))],
+        ..ROW
+    },
+    Row { names: &["jais-2"], cuts: &[AtSpacesBy2(LLAMA3)], ..ROW },
+    Row {
+        names: &["falcon"],
+        cuts: &[At(r"[\p{P}$+<=>^~|`]+"), At(GPT2), At("[0-9][0-9][0-9]")],
+        ..ROW
+    },
+    Row {
+        names: &["deepseek-llm"],
+        cuts: &[
+            At(r"[\r\n]"),
+            At(DEEPSEEK_LETTERS),
+            At(r"\s?[!-/:-~！-／：-～‘-‟\x{3000}-。]+"),
+            At(r"\s+$"),
+            At(CHINESE_TO_KOREAN),
+            At(r"\p{N}+"),
+        ],
+        ..ROW
+    },
+    Row {
+        names: &["deepseek-coder"],
+        cuts: &[
+            At(r"[\r\n]"),
+            At(r"\s?\p{L}+"),
+            At(r"\s?\p{P}+"),
+            At(CHINESE_TO_KOREAN),
+            At(r"\p{N}"),
+        ],
+        ..ROW
+    },
+    Row {
+        names: &["deepseek-v3", "hunyuan-dense", "hy_v4", "joyai-llm"],
+        cuts: &[At(r"\p{N}{1,3}"), At(CHINESE_AND_KANA), At(signed_words!(r"[\r\n]*|\s*[\r\n]+"))],
+        ..ROW
+    },
+    Row {
+        names: &["spark2_5"],
+        cuts: &[
+            At(r"\p{N}{1,3}"),
+            At(CHINESE_AND_KANA),
+            At(signed_words!(r"|[\r\n]")),
+            At(r"\p{N}"),
+        ],
+        ..ROW
+    },
+    Row {
+        names: &["youtu"],
+        cuts: &[
+            At(concat!(
+                r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-\x{303f}\x{fe30}-\x{fe4f}]+|[ㄅ-ㄯ]+",
+                r"|[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+"
+            )),
+            At(cased_words!(
+                r"[\p{L}\p{M}]",
+                r"[\p{L}\p{M}]",
+                concat!("(?:", contraction!(), ")?"),
+                r"\p{N}"
+            )),
+        ],
+        whole_words: true,
+        ..ROW
+    },
+    Row { names: &["poro-chat", "bloom", "gpt3-finnish"], cuts: &[At(BLOOM)], ..ROW },
+    Row { names: &["viking"], cuts: &[At(BLOOM), At(r"\p{N}")], ..ROW },
+    Row {
+        names: &["tekken"],
+        cuts: &[At(cased_words!(r"[\p{L}--a-z]", r"[\p{L}--A-Z]", "", r"\p{N}"))],
+        whole_words: true,
+        add_bos: true,
+        ..ROW
+    },
+    Row {
+        names: &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"],
+        cuts: &[At(cased_words!(
+            r"[\p{L}--a-z]",
+            r"[\p{L}--A-Z]",
+            concat!("(?:", contraction!(), ")?"),
+            r"\p{N}{1,3}"
+        ))],
+        ..ROW
+    },
+    Row {
+        names: &["granite-embed-multi-97m"],
+        cuts: &[At(cased_words!(
+            r"[\p{L}\p{M}--a-z]",
+            r"[\p{L}\p{M}--A-Z]",
+            concat!("(?:", contraction!(), ")?"),
+            r"\p{N}{1,3}"
+        ))],
+        whole_words: true,
+        ..ROW
+    },
+    Row {
+        names: &["tiny_aya", "cohere2moe"],
+        cuts: &[
+            AfterThousands,
+            At(cased_words!(
+                r"[\p{L}\p{M}]",
+                r"[\p{L}\p{M}]",
+                concat!("(?:", contraction!(), ")?"),
+                r"\p{N}{1,3}"
+            )),
+        ],
+        ..ROW
+    },
+    Row { names: &["superbpe"], cuts: &[At(r"\p{N}+"), BeforeThousands], ..ROW },
+    Row {
+        names: &["kimi-k2"],
+        cuts: &[At(concat!(
+            r"[\x{3400}-\x{4dbf}\x{4e00}-\x{9fff}\x{f900}-\x{faff}\x{20000}-\x{2a6df}\x{2a700}-\x{2ebef}\x{2f800}-\x{2fa1f}]+",
+            r"|[^\r\n\p{L}\p{N}]?[\p{L}--[\x{3400}-\x{4dbf}\x{4e00}-\x{9fff}\x{f900}-\x{faff}\x{20000}-\x{2a6df}\x{2a700}-\x{2ebef}\x{2f800}-\x{2fa1f}]]+(?:",
+            contraction!(),
+            r")?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ))],
+        ..ROW
+    },
+    Row {
+        names: &["afmoe"],
+        cuts: &[
+            AfterThousands,
+            At(concat!(
+                r"[\x{4e00}-\x{9fff}\x{3400}-\x{4dbf}\x{8c48}-\x{faff}\x{3040}-\x{309f}\x{30a0}-\x{30ff}",
+                r"\x{ff65}-\x{ff9f}\x{2f00}-\x{2fdf}\x{0e40}-\x{0e7f}\x{0e80}-\x{0eff}\x{1780}-\x{17ff}",
+                r"\x{1000}-\x{109f}\x{aa60}-\x{aa7f}\x{a9e0}-\x{a9ff}\x{ac00}-\x{d7af}\x{1100}-\x{11ff}]+"
+            )),
+            At(signed_words!(r"[\r\n]*|\s*[\r\n]+")),
+        ],
+        ..ROW
+    },
+    Row {
+        names: &["chameleon"],
+        cuts: &[
+            At("<sentinel:[0-9]+>"),
+            At("IMGIMG[A-I]{1,4}Z"),
+            At(r"[\t\n]|    |  "),
+            At(r"\p{N}"),
+            At(r"[\p{P}!-/:-@\[-`{-~]"),
+            At(GPT2),
+        ],
+        add_bos: true,
+        ..ROW
+    },
+    Row {
+        names: &["gemma4", "granite-embed-multi-311m"],
+        cuts: &[At(LINES)],
+        add_bos: true,
+        raw: true,
+        ..ROW
+    },
+];
+
+/// A row, its patterns compiled.
+#[derive(Debug)]
+pub(super) struct Splitter {
+    cuts: Vec<Compiled>,
+}
+
+#[derive(Debug)]
+enum Compiled {
+    Pattern { regex: Regex, spaces: Spaces },
+    Thousands { before: bool },
+}
+
+/// What a match that is all white space and stands before a word keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spaces {
+    /// All: the pattern has no such look-ahead.
+    All,
+    /// All but the last character.
+    ButLast,
+    /// The same, unless it ends in a line end: then another branch of the pattern matched.
+    ButLastIfNotLineEnd,
+    /// As before; and in pieces of powers of two.
+    By2,
+}
+
+impl Splitter {
+    pub fn new(row: &Row) -> Splitter {
+        let compile = |cut: &Cut| match *cut {
+            At(pattern) => Compiled::pattern(pattern, None),
+            AtSpacesBy2(pattern) => Compiled::pattern(pattern, Some(Spaces::By2)),
+            AfterThousands => Compiled::Thousands { before: false },
+            BeforeThousands => Compiled::Thousands { before: true },
+        };
+        Splitter { cuts: row.cuts.iter().map(compile).collect() }
+    }
+
+    /// Hands each word of `text` to `word`, in order; together they are the text.
+    pub fn split(&self, text: &str, mut word: impl FnMut(Range<usize>)) {
+        if text.is_empty() {
+            return;
+        }
+        // The last cut hands its pieces on directly: most rows have only one.
+        let Some((last, cuts)) = self.cuts.split_last() else { return word(0..text.len()) };
+        let (mut pieces, mut cut_pieces) = (Vec::new(), Vec::new());
+        pieces.push(0..text.len());
+        for cut in cuts {
+            for piece in pieces.drain(..) {
+                cut.split(text, piece, &mut |p| cut_pieces.push(p));
+            }
+            std::mem::swap(&mut pieces, &mut cut_pieces);
+        }
+        for piece in pieces {
+            last.split(text, piece, &mut word);
+        }
+    }
+}
+
+impl Compiled {
+    fn pattern(pattern: &str, spaces: Option<Spaces>) -> Compiled {
+        let all = pattern.strip_suffix(r"|\s+").unwrap_or(pattern);
+        let (pattern, look_ahead) = match all.strip_suffix(r"|\s+(?!\S)") {
+            Some(rest) if rest.contains(r"|\s*[\r\n]") => {
+                (format!(r"{rest}|\s+"), Spaces::ButLastIfNotLineEnd)
+            }
+            Some(rest) => (format!(r"{rest}|\s+"), Spaces::ButLast),
+            None => (pattern.to_owned(), Spaces::All),
+        };
+        let regex = Regex::new(&pattern).expect("the patterns of ROWS compile: a test does it");
+        Compiled::Pattern { regex, spaces: spaces.unwrap_or(look_ahead) }
+    }
+
+    fn split(&self, text: &str, piece: Range<usize>, out: &mut impl FnMut(Range<usize>)) {
+        match self {
+            Compiled::Pattern { regex, spaces } => {
+                split_pattern(regex, *spaces, &text[piece.clone()], |p| {
+                    out(piece.start + p.start..piece.start + p.end);
+                });
+            }
+            Compiled::Thousands { before } => {
+                split_thousands(*before, &text[piece.clone()], |p| {
+                    out(piece.start + p.start..piece.start + p.end);
+                });
+            }
+        }
+    }
+}
+
+fn split_pattern(regex: &Regex, spaces: Spaces, text: &str, mut out: impl FnMut(Range<usize>)) {
+    let mut at = 0;
+    while at < text.len() {
+        let Some(found) = regex.find_at(text, at).filter(|m| !m.is_empty()) else {
+            return out(at..text.len());
+        };
+        if found.start() > at {
+            out(at..found.start());
+        }
+        at = found.start();
+        let mut end = found.end();
+        let is_space = || found.as_str().chars().all(char::is_whitespace);
+        let line_end = found.as_str().ends_with(['\r', '\n']);
+        let before_word = end < text.len();
+        let look_ahead = match spaces {
+            Spaces::All => false,
+            Spaces::ButLast => before_word && is_space(),
+            Spaces::ButLastIfNotLineEnd => before_word && !line_end && is_space(),
+            Spaces::By2 => !line_end && is_space(),
+        };
+        if look_ahead {
+            let last = text[..end].chars().next_back().map_or(0, char::len_utf8);
+            // One character alone stays: there is nothing to leave it out of.
+            if before_word && end - last > at {
+                end -= last;
+            }
+        }
+        if look_ahead && spaces == Spaces::By2 {
+            for part in parts_by_2(&text[at..end]) {
+                out(at..at + part);
+                at += part;
+            }
+        } else {
+            out(at..end);
+        }
+        at = end;
+    }
+}
+
+/// Byte lengths of the pieces of a run: each the greatest power of two of characters, up to 512
+/// and without 2^1's half, that fits in what is left.
+fn parts_by_2(run: &str) -> impl Iterator<Item = usize> {
+    let mut left = run;
+    std::iter::from_fn(move || {
+        let n_left = left.chars().take(512).count();
+        let n = if n_left == 0 { return None } else { 1 << n_left.ilog2() };
+        let end = left.char_indices().nth(n).map_or(left.len(), |(i, _)| i);
+        left = &left[end..];
+        Some(end)
+    })
+}
+
+/// Cuts runs of digits into groups of three from their end: before each group, or after each.
+fn split_thousands(before: bool, text: &str, mut out: impl FnMut(Range<usize>)) {
+    let is_digit = |c: char| if before { c.is_ascii_digit() } else { c.is_numeric() };
+    let mut start = 0;
+    let mut cut = |at: usize| {
+        if at > start {
+            out(start..at);
+            start = at;
+        }
+    };
+    let mut chars = text.char_indices().peekable();
+    while let Some((run_start, c)) = chars.next() {
+        if !is_digit(c) {
+            continue;
+        }
+        let mut digits = vec![run_start];
+        while let Some((i, _)) = chars.next_if(|&(_, c)| is_digit(c)) {
+            digits.push(i);
+        }
+        digits.push(chars.peek().map_or(text.len(), |&(i, _)| i));
+        let n = digits.len() - 1;
+        for (i, &at) in digits.iter().enumerate() {
+            let group_starts = (n - i).is_multiple_of(3);
+            if group_starts && (if before { i < n } else { i > 0 }) {
+                cut(at);
+            }
+        }
+    }
+    cut(text.len());
+}
