@@ -17,6 +17,7 @@ use std::ops::Range;
 
 use crate::cpu::Cpu;
 use crate::mat::{Acts, Mat};
+use crate::split::Split;
 use crate::weight::QMat;
 use crate::weight::tile::ROWS;
 
@@ -79,44 +80,28 @@ impl Cpu {
     pub fn embed(&self, table: &QMat, ids: &[u32], scale: f32, y: &mut Mat) {
         assert_eq!(y.cols(), table.n_in(), "y is as wide as the table");
         y.set_rows(ids.len());
-        let rows = Columns(y.as_mut_slice().as_mut_ptr());
+        let n_cols = y.cols();
+        let values = Split::new(y.as_mut_slice());
         self.team.for_each(ids.len(), |t| {
-            // SAFETY: row `t` of `y`, which no other item touches.
-            let row = unsafe {
-                std::slice::from_raw_parts_mut(rows.get().add(t * table.n_in()), table.n_in())
-            };
+            // SAFETY: each item has its own row.
+            let row = unsafe { values.part(t * n_cols..(t + 1) * n_cols) };
             table.row(ids[t] as usize, row);
             row.iter_mut().for_each(|value| *value *= scale);
         });
     }
 }
 
-/// Values that several threads write, each its own.
-#[derive(Clone, Copy)]
-struct Columns(*mut f32);
-
-impl Columns {
-    fn get(self) -> *mut f32 {
-        self.0
-    }
-}
-
-// SAFETY: only a pointer; who follows it sees to it that no two threads write the same value.
-unsafe impl Send for Columns {}
-// SAFETY: as above.
-unsafe impl Sync for Columns {}
-
 /// A [`Linear`] that threads share.
 struct Part<'a> {
     w: &'a QMat,
     bias: Option<&'a [f32]>,
-    y: Columns,
+    y: Split<'a, f32>,
     add: bool,
 }
 
 impl<'a> Part<'a> {
     fn new(part: &'a mut Linear<'_>) -> Part<'a> {
-        let y = Columns(part.y.as_mut_slice().as_mut_ptr());
+        let y = Split::new(part.y.as_mut_slice());
         Part { w: part.w, bias: part.bias, y, add: part.add }
     }
 
@@ -137,7 +122,7 @@ impl<'a> Part<'a> {
             n_out: outputs.len(),
             x,
             bias: self.bias.map(|bias| &bias[outputs.clone()]),
-            y: self.y.get().wrapping_add(outputs.start),
+            y: self.y.as_mut_ptr().wrapping_add(outputs.start),
             y_stride: n_out,
             add: self.add,
         }

@@ -105,28 +105,6 @@ impl Acts {
         Acts { forms, cols, ..Acts::default() }
     }
 
-    /// For tests: `x` in the given forms, in plain code.
-    #[doc(hidden)]
-    pub fn of(x: &Mat, forms: Forms) -> Acts {
-        let mut acts = Acts::new(x.cols(), forms);
-        acts.set_rows(x.rows());
-        if forms.float {
-            acts.float.copy_from_slice(x.as_slice());
-        }
-        if forms.int8 {
-            for (i, x) in x.as_slice().chunks_exact(ACT_BLOCK).enumerate() {
-                let amax = x.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
-                let codes = &mut acts.codes[i * ACT_BLOCK..(i + 1) * ACT_BLOCK];
-                acts.scales[i] = amax / 127.0;
-                for (q, x) in codes.iter_mut().zip(x).filter(|_| amax > 0.0) {
-                    *q = (x * (127.0 / amax)).round_ties_even() as i8;
-                }
-                acts.sums[i] = codes.iter().map(|&q| i32::from(q)).sum();
-            }
-        }
-        acts
-    }
-
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows

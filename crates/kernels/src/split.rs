@@ -23,6 +23,11 @@ impl<'a, T> Split<'a, T> {
         self.len
     }
 
+    /// Where the slice starts, for kernels whose parts are no ranges.
+    pub(crate) fn as_mut_ptr(&self) -> *mut T {
+        self.start
+    }
+
     /// The values in `range`.
     ///
     /// # Safety

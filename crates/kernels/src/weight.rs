@@ -56,6 +56,7 @@ use crate::cpu::Cpu;
 use crate::dtype::DType;
 use crate::mat::Forms;
 use crate::quant::{self, Block, Float, GROUP, QuantError, match_format};
+use crate::split::Split;
 use tile::ROWS;
 
 /// A packed weight `[out, in]`; the module documentation draws its layout.
@@ -185,10 +186,11 @@ impl<'a> Packer<'a> {
             filled.map_err(|r| item * ROWS + r)
         };
         let bad_row = AtomicUsize::new(usize::MAX);
-        let tiles = Tiles { start: data.as_mut_slice().as_mut_ptr(), tile_bytes };
+        let tiles = Split::new(data.as_mut_slice());
         let work = |item: usize| {
-            // SAFETY: `item` < number of tiles, and each item runs once.
-            if let Err(row) = fill(item, unsafe { tiles.tile(item) }) {
+            // SAFETY: each item has its own tile.
+            let tile = unsafe { tiles.part(item * tile_bytes..(item + 1) * tile_bytes) };
+            if let Err(row) = fill(item, tile) {
                 bad_row.fetch_min(row, Ordering::Relaxed);
             }
         };
@@ -333,27 +335,6 @@ fn tile_bytes(dtype: DType, n_in: usize) -> usize {
         F => n_in.saturating_mul(ROWS * F::BYTES),
         _ => unreachable!("only what computes is packed"),
     )
-}
-
-/// Row tiles that several threads fill.
-struct Tiles {
-    start: *mut u8,
-    tile_bytes: usize,
-}
-
-// SAFETY: the tiles are disjoint, and each is given out once.
-unsafe impl Sync for Tiles {}
-
-impl Tiles {
-    /// # Safety
-    /// There is a tile `item`, and nobody else has it.
-    #[allow(clippy::mut_from_ref)] // Each item is another tile.
-    unsafe fn tile(&self, item: usize) -> &mut [u8] {
-        // SAFETY: inside the allocation and exclusive, by the contract.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.start.add(item * self.tile_bytes), self.tile_bytes)
-        }
-    }
 }
 
 /// Fills a row tile from its rows, `None` past the last; a row with a bad scale is the error.

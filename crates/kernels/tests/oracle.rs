@@ -98,7 +98,7 @@ fn parts_of_one_call_are_products_of_their_own() {
                 add: i < 2,
             })
             .collect();
-        cpu.linear(&Acts::of(&x, Forms { float: true, int8: true }), &mut parts);
+        cpu.linear(&acts(&cpu, &x, Forms { float: true, int8: true }), &mut parts);
         for (i, w) in weights.iter().enumerate() {
             let alone = product(&cpu, &w.packed, (i != 1).then_some(&biases[i][..]), &x);
             for t in 0..5 {
@@ -154,8 +154,14 @@ fn shapes(dtype: DType) -> impl Iterator<Item = (usize, usize)> {
 
 fn product(cpu: &Cpu, w: &QMat, bias: Option<&[f32]>, x: &Mat) -> Mat {
     let mut y = Mat::zeros(x.rows(), w.n_out());
-    cpu.linear(&Acts::of(x, w.forms()), &mut [Linear { w, bias, y: &mut y, add: false }]);
+    cpu.linear(&acts(cpu, x, w.forms()), &mut [Linear { w, bias, y: &mut y, add: false }]);
     y
+}
+
+fn acts(cpu: &Cpu, x: &Mat, forms: Forms) -> Acts {
+    let mut acts = Acts::new(x.cols(), forms);
+    cpu.quantize(x, &mut acts);
+    acts
 }
 
 fn rows(x: &Mat, first: usize, n_rows: usize) -> Mat {
