@@ -2,6 +2,8 @@
 //! processor, in scalar code); nothing here looks at `cfg(target_feature)`.
 
 mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
 
 use std::fmt;
 use std::str::FromStr;
@@ -65,8 +67,12 @@ impl Isa {
     pub(crate) fn linear(self, dtype: DType) -> LinearKernel {
         let own = match self {
             Isa::Scalar => None,
-            Isa::Avx2 => None,   // x86_64::avx2::linear(dtype)
-            Isa::Avx512 => None, // x86_64::avx512::linear(dtype)
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => x86_64::avx2::linear(dtype),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => x86_64::avx512::linear(dtype),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => None,
         };
         own.unwrap_or_else(|| scalar::linear(dtype))
     }
