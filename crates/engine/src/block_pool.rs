@@ -322,15 +322,19 @@ impl BlockPool {
     }
 }
 
-/// 64 bits of (parent, tokens); quality matters for speed alone.
+/// 64 bits of (parent, tokens).
 fn hash(parent: &Parent, tokens: &[TokenId]) -> u64 {
-    let mix = |state: u64, word: u64| {
-        let x = (state ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        x ^ (x >> 32)
-    };
     let start = match parent {
-        Parent::Root(salt) => salt.bytes().fold(1, |state, byte| mix(state, byte as u64)),
-        Parent::Prefix(prefix) => mix(2, *prefix),
+        Parent::Root(salt) => salt.bytes().fold(mix(0, 0), |state, byte| mix(state, byte as u64)),
+        Parent::Prefix(prefix) => mix(mix(0, 1), *prefix),
     };
     tokens.iter().fold(start, |state, &token| mix(state, token as u64))
+}
+
+/// Adds a word to a hash: the output function of SplitMix64 (Steele et al., OOPSLA 2014).
+pub(crate) fn mix(state: u64, word: u64) -> u64 {
+    let mut z = (state ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
 }

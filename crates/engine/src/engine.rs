@@ -219,6 +219,8 @@ impl Engine {
             self.draft();
         }
         self.measure();
+        self.stats.kv_slot_steps += self.stats.kv_slots_used as u64;
+        self.stats.kv_unused_slot_steps += self.stats.kv_slots_unused as u64;
         if cfg!(debug_assertions) {
             self.check();
         }
@@ -314,16 +316,16 @@ impl Engine {
         }
         if publishes {
             for sequence in running.iter_mut() {
+                let request = &sequence.request;
                 while sequence.n_published < sequence.computed / block_len {
                     let i = sequence.n_published;
                     let tokens = &sequence.tokens[i * block_len..][..block_len];
-                    let salt = sequence.request.salt();
-                    if !pool.publish(salt, &mut sequence.block_table, i, tokens) {
+                    if !pool.publish(request.salt(), &mut sequence.block_table, i, tokens) {
                         break;
                     }
                     sequence.n_published += 1;
                 }
-                if sequence.choice == 0 && sequence.n_output() > 0 {
+                if sequence.choice == 0 && sequence.n_output() > 0 && request.params().n > 1 {
                     let siblings = waiting.iter_mut().filter(|s| s.id == sequence.id);
                     siblings.for_each(|s| s.ready = true);
                 }
@@ -377,17 +379,16 @@ impl Engine {
         stats.steps_mixed += u64::from(prompts && outputs);
     }
 
+    /// Reads the state of the queues and of the KV cache.
     fn measure(&mut self) {
         let Scheduler { pool, running, waiting, .. } = &self.scheduler;
         let stats = &mut self.stats;
         (stats.n_running, stats.n_waiting) = (running.len(), waiting.len());
         stats.kv_blocks_used = pool.n_used();
-        let block_len = pool.block_len();
-        stats.kv_slot_steps += (pool.n_used() * block_len) as u64;
+        stats.kv_slots_used = pool.n_used() * pool.block_len();
         // Shared blocks are full, so no unused slot is counted twice.
-        let unused = |s: &Sequence| s.block_table.len() * block_len - s.computed;
-        stats.kv_unused_slot_steps +=
-            running.iter().chain(waiting).map(unused).sum::<usize>() as u64;
+        let unused = |s: &Sequence| s.block_table.len() * pool.block_len() - s.computed;
+        stats.kv_slots_unused = running.iter().chain(waiting).map(unused).sum();
     }
 }
 

@@ -18,7 +18,7 @@ pub mod sample;
 mod scheduler;
 mod sequence;
 mod stats;
-#[cfg(feature = "testing")]
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod text;
 

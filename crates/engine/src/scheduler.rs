@@ -7,10 +7,11 @@
 //!   budget goes to the running ones in order of arrival, then to waiting ones in order of arrival,
 //!   then to drafts.
 //! - When the blocks run out, the sequence that arrived last gives up the tail of its table, as far
-//!   as needed, and waits. Blocks only ever pass to older sequences, and every request fits the
-//!   cache alone, so the oldest sequence always runs: everything ends.
-//! - A waiting sequence is let in when all of its tokens find room beside what the running ones
-//!   still need, so that it is not thrown out at once.
+//!   as needed, and waits. Who runs arrived before all who wait, blocks only ever pass to older
+//!   sequences, and every request fits the cache alone: so the oldest sequence always runs, and
+//!   everything ends.
+//! - The first waiting sequence is let in when all of its tokens find room beside what the running
+//!   ones still need, so that it is not thrown out at once. Nobody overtakes it.
 
 use crate::block_pool::BlockPool;
 use crate::event::{Event, FinishReason, RequestId};
@@ -41,7 +42,7 @@ pub(crate) struct Scheduler {
     pub pool: BlockPool,
     /// In order of arrival.
     pub running: Vec<Sequence>,
-    /// In order of arrival. May hold the first blocks of preempted sequences.
+    /// In order of arrival, all after the running ones. Preempted ones may still hold blocks.
     pub waiting: VecDeque<Sequence>,
     pub max_num_seqs: usize,
     pub max_num_batched_tokens: usize,
@@ -76,7 +77,8 @@ impl Scheduler {
             // The victims are the last of the running sequences; what they were given is free again.
             *budget += step.n_tokens.drain(self.running.len()..).sum::<usize>();
             if found {
-                self.pool.alloc(need, &mut self.running[i].block_table);
+                let found = self.pool.alloc(need, &mut self.running[i].block_table);
+                assert!(found, "room was made");
                 i += 1;
             } else {
                 // All that came later have given up their blocks, so this is the last one.
@@ -90,15 +92,14 @@ impl Scheduler {
     /// last one first. Returns whether it could.
     fn make_room(&mut self, n: usize, key: (RequestId, usize), step: &mut Step) -> bool {
         while self.pool.n_free() < n {
-            let running = self.running.last().map(Sequence::key);
-            let waiting = self.waiting.iter().rposition(|s| !s.block_table.is_empty());
-            let waiting_key = waiting.map(|w| self.waiting[w].key());
-            if running.max(waiting_key) <= Some(key) {
-                return false;
-            }
-            let w = match waiting {
-                Some(w) if running < waiting_key => w,
-                _ => self.preempt_last(Cause::Yielded, step),
+            let holder = self.waiting.iter().rposition(|s| !s.block_table.is_empty());
+            let w = match holder {
+                Some(w) if self.waiting[w].key() > key => w,
+                _ if self.running.last().is_some_and(|s| s.key() > key) => {
+                    self.preempt_last(Cause::Yielded, step);
+                    0
+                }
+                _ => return false,
             };
             let victim = &mut self.waiting[w];
             // One by one: a block that others share does not get free.
@@ -113,21 +114,18 @@ impl Scheduler {
         true
     }
 
-    /// Moves the last running sequence to its place among the waiting ones and returns that.
-    fn preempt_last(&mut self, cause: Cause, step: &mut Step) -> usize {
-        let mut sequence = self.running.pop().expect("somebody runs");
+    /// Moves the last running sequence to the front of the waiting ones.
+    fn preempt_last(&mut self, cause: Cause, step: &mut Step) {
+        let Some(mut sequence) = self.running.pop() else { return };
         sequence.drafts.clear();
         step.preempted.push((sequence.id, sequence.choice, cause));
-        let place = self.waiting.partition_point(|s| s.key() < sequence.key());
-        self.waiting.insert(place, sequence);
-        place
+        self.waiting.push_front(sequence);
     }
 
     /// Lets the first waiting sequence run if there is room for it, with at most `budget` tokens;
     /// returns with how many.
     fn admit(&mut self, budget: usize, step: &mut Step) -> Option<usize> {
-        let w = self.waiting.iter().position(|s| s.ready)?;
-        let sequence = &self.waiting[w];
+        let sequence = self.waiting.front().filter(|s| s.ready)?;
         let (key, n_held) = (sequence.key(), sequence.block_table.len());
         let mut found = Vec::new();
         if sequence.computed == n_held * self.pool.block_len() && sequence.n_published == n_held {
@@ -135,32 +133,35 @@ impl Scheduler {
             let salt = sequence.request.salt();
             found = self.pool.longest_prefix(salt, &sequence.block_table, readable);
         }
-        let need = self.n_blocks(sequence.tokens.len()).saturating_sub(n_held + found.len())
-            + self.pool.count_free(&found);
-        if self.running.is_empty() {
-            let found = self.make_room(need, key, step);
-            debug_assert!(found, "a sequence does not fit the KV cache alone");
+        let need = self.n_blocks(sequence.tokens.len()).saturating_sub(n_held + found.len());
+        if !self.running.is_empty() {
+            // Each running sequence may soon want a block beyond those that its tokens need.
+            let owed = |s: &Sequence| {
+                self.n_blocks(s.tokens.len()).saturating_sub(s.block_table.len()) + 1
+            };
+            let owed = self.running.iter().map(owed).sum::<usize>();
+            if self.pool.n_free() < need + self.pool.count_free(&found) + owed {
+                return None;
+            }
         }
-        // Each running sequence may soon want a block beyond those that its tokens need.
-        let owed =
-            |s: &Sequence| self.n_blocks(s.tokens.len()).saturating_sub(s.block_table.len()) + 1;
-        if self.pool.n_free() < need + self.running.iter().map(owed).sum::<usize>() {
-            return None;
-        }
-
-        let mut sequence = self.waiting.remove(w)?;
+        let sequence = self.waiting.front_mut()?;
         self.pool.share(&found, &mut sequence.block_table);
         let n_cached = found.len() * self.pool.block_len();
         sequence.computed += n_cached;
         sequence.n_published += found.len();
         sequence.cached.get_or_insert(n_cached);
         step.n_cached += n_cached;
+        if self.running.is_empty() {
+            // Only waiting sequences hold blocks now, and they all came later.
+            self.make_room(need, key, step);
+        }
+        let mut sequence = self.waiting.pop_front()?;
         let n = sequence.pending().min(budget);
-        let len = self.n_blocks(sequence.computed + n);
-        self.pool.alloc(len.saturating_sub(sequence.block_table.len()), &mut sequence.block_table);
-        let place = self.running.partition_point(|s| s.key() < key);
-        self.running.insert(place, sequence);
-        step.n_tokens.insert(place, n);
+        let need = self.n_blocks(sequence.computed + n).saturating_sub(sequence.block_table.len());
+        let found = self.pool.alloc(need, &mut sequence.block_table);
+        assert!(found, "there was room for the sequence");
+        self.running.push(sequence);
+        step.n_tokens.push(n);
         Some(n)
     }
 
@@ -202,7 +203,6 @@ impl Scheduler {
         for s in all() {
             assert!(s.computed <= s.block_table.len() * self.pool.block_len());
         }
-        assert!(self.running.is_sorted_by_key(Sequence::key), "running out of order");
-        assert!(self.waiting.iter().is_sorted_by_key(|s| s.key()), "waiting out of order");
+        assert!(all().is_sorted_by_key(|s| s.key()), "out of the order of arrival");
     }
 }

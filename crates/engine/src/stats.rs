@@ -31,9 +31,13 @@ pub struct Stats {
     pub kv_blocks: usize,
     /// Blocks that some sequence uses.
     pub kv_blocks_used: usize,
-    /// Sum over steps of the slots in used blocks.
+    /// Slots of those blocks.
+    pub kv_slots_used: usize,
+    /// Slots of those blocks that hold no token yet.
+    pub kv_slots_unused: usize,
+    /// Sum over steps of `kv_slots_used`.
     pub kv_slot_steps: u64,
-    /// Sum over steps of the slots in used blocks that hold no token yet.
+    /// Sum over steps of `kv_slots_unused`.
     pub kv_unused_slot_steps: u64,
 }
 

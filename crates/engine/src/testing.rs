@@ -1,5 +1,6 @@
 //! [`FakeModel`] and [`FakeVocab`]: everything that an engine needs, without arithmetic.
 
+use crate::block_pool::mix;
 use crate::sample::noise::philox4x32;
 use crate::text::Vocab;
 use paceline_model::{Batch, KvMemoryError, Mat, Model, ModelSpec, TokenId};
@@ -56,11 +57,6 @@ impl FakeModel {
     }
 }
 
-fn hash(state: u64, word: u64) -> u64 {
-    let x = (state ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    x ^ (x >> 29)
-}
-
 impl Model for FakeModel {
     fn spec(&self) -> &ModelSpec {
         &self.spec
@@ -90,7 +86,7 @@ impl Model for FakeModel {
             for (row, position) in span.rows.clone().zip(span.position..) {
                 let token = batch.tokens[row];
                 assert!((token as usize) < self.spec.vocab_len, "token outside the vocabulary");
-                prefix = hash(prefix, token as u64);
+                prefix = mix(prefix, token as u64);
                 self.slots[slot_of(blocks, position)] = Some(Slot { token, position, prefix });
             }
         }
@@ -101,7 +97,7 @@ impl Model for FakeModel {
             let mut read = Vec::new();
             for position in 0..span.position + span.rows.len() {
                 let slot = self.slots[slot_of(blocks, position)].expect("unwritten slot");
-                prefix = hash(prefix, slot.token as u64);
+                prefix = mix(prefix, slot.token as u64);
                 assert_eq!(slot.position, position, "slot of another position");
                 assert_eq!(slot.prefix, prefix, "slot of another prefix");
                 read.push(slot.token);

@@ -248,3 +248,22 @@ fn without_kv_cache_is_the_same() {
     assert!(a.stats.rows > 10 * b.stats.rows);
     assert_same(&a.answers, &b.answers);
 }
+
+/// Everything at once, in little room.
+#[test]
+fn all_together_equals_alone() {
+    for seed in 7..13 {
+        let requests = workload(30, seed);
+        let mut crowded = Case { period: Some(6), gap: 1, ..Case::new(52) };
+        crowded.config.speculate = Speculate::Lookup { max_drafts: 5 };
+        (crowded.config.max_num_batched_tokens, crowded.config.max_num_seqs) = (24, 12);
+        let mut plain = Case { period: Some(6), ..Case::new(1000) };
+        plain.config.prefix_cache = false;
+        let run = crowded.run(&requests);
+        let stats = run.stats;
+        assert!(stats.preemptions_yielded > 0 && stats.tokens_cached > 0 && stats.steps_mixed > 0);
+        assert!(0 < stats.drafts_accepted && stats.drafts_accepted < stats.drafts_proposed);
+        assert!(run.n_later_chunks() > 0);
+        assert_same(&run.answers, &plain.run_alone(&requests));
+    }
+}

@@ -80,7 +80,7 @@ impl Sampler {
     /// Steps 4 to 6.
     fn draw(&mut self, logits: &[f32], params: &SamplingParams, place: Place) -> TokenId {
         let (first, max) = argmax(logits);
-        if params.temperature == 0.0 || max == f32::NEG_INFINITY {
+        if params.temperature == 0.0 || !max.is_finite() {
             return first;
         }
         let temperature = params.temperature as f64;

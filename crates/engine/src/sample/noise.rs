@@ -80,7 +80,7 @@ const LN2_ABOVE: f64 = std::f64::consts::LN_2 * (1.0 + 1e-9);
 const LN2_HI: f64 = 0.693_147_180_369_123_8;
 const LN2_LO: f64 = 1.908_214_929_270_587_7e-10;
 
-/// The natural logarithm of a positive normal number, to about 1 ulp, in plain arithmetic so that
+/// The natural logarithm of a positive normal number, to 3 ulps, in plain arithmetic so that
 /// all machines agree (`libm`s do not).
 ///
 /// `x = 2^e m` with `m` in `[1/sqrt 2, sqrt 2)`; `ln m = 2 atanh s`, `s = (m - 1) / (m + 1)`.
@@ -103,7 +103,7 @@ pub fn ln(x: f64) -> f64 {
     e * LN2_HI + (e * LN2_LO + 2.0 * s * sum)
 }
 
-/// `e^x` for `x <= 0`, to about 1 ulp, in plain arithmetic so that all machines agree; 0 below
+/// `e^x` for `x <= 0`, to 3 ulps, in plain arithmetic so that all machines agree; 0 below
 /// -700.
 ///
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; `e^r` by its series.

@@ -65,7 +65,8 @@ pub type Candidate = (TokenId, f32);
 
 /// The tokens of a row that a cut keeps, in id order.
 pub fn kept(logits: &[f32], cut: Cut) -> impl Iterator<Item = Candidate> {
-    (0..).zip(logits.iter().copied()).filter(move |&(id, l)| cut.keeps(id, l))
+    // -0 and 0 are one value; the total order that sorts them would part them.
+    (0..).zip(logits.iter().map(|&l| l + 0.0)).filter(move |&(id, l)| cut.keeps(id, l))
 }
 
 /// (logit descending, id ascending).
@@ -85,7 +86,6 @@ pub fn select_top(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
         if !floor.keeps(id, l) {
             continue;
         }
-        // -0 and 0 are one value; the total order would part them.
         out.push((id, l + 0.0));
         if out.len() >= 2 * k + 64 {
             let (_, last, _) = out.select_nth_unstable_by(k - 1, by_logit);
