@@ -309,8 +309,8 @@ impl SamplingDefaults {
         ];
         for (key, (value, least, most)) in keys.into_iter().zip(ranges) {
             if let Some(value) = value.filter(|value| !(least..=most).contains(value)) {
-                let from = if least > 0.0 { "more than 0" } else { "0" };
-                return Err(wrong(key, value, format!("expected {from} to {most}")));
+                let from = if least > 0.0 { "over 0 and up to" } else { "0 to" };
+                return Err(wrong(key, value, format!("expected {from} {most}")));
             }
         }
         Ok(self)
