@@ -152,6 +152,11 @@ impl BlockPool {
         ids.iter().filter(|&&id| self.blocks[id as usize].refs == 0).count()
     }
 
+    /// Of a table, how many first blocks are published. After them there is none that is.
+    pub(crate) fn count_published(&self, table: &[BlockId]) -> usize {
+        table.iter().filter(|&&id| self.blocks[id as usize].published.is_some()).count()
+    }
+
     /// Appends blocks found by [`BlockPool::longest_prefix`] to a table.
     pub fn share(&mut self, found: &[BlockId], table: &mut Vec<BlockId>) {
         for &id in found {
@@ -337,4 +342,25 @@ pub(crate) fn mix(state: u64, word: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collision_of_hashes_costs_a_hit_and_nothing_else() {
+        let mut pool = BlockPool::new(4, 2);
+        let (a, b) = (Arc::from("a"), Arc::from("b"));
+        let mut table = Vec::new();
+        assert!(pool.alloc(1, &mut table) && pool.publish(&a, &mut table, 0, &[1, 2]));
+        // As if the same tokens under another salt, and other tokens, had the same hash.
+        for (salt, tokens) in [(&b, [1, 2]), (&a, [3, 4])] {
+            pool.by_hash.insert(hash(&Parent::Root(salt.clone()), &tokens), table[0]);
+            assert!(pool.longest_prefix(salt, &[], &tokens).is_empty());
+            let mut own = Vec::new();
+            assert!(pool.alloc(1, &mut own) && !pool.publish(salt, &mut own, 0, &tokens));
+        }
+        assert_eq!(pool.longest_prefix(&a, &[], &[1, 2]), table);
+    }
 }

@@ -116,8 +116,7 @@ impl Scheduler {
 
     /// Moves the last running sequence to the front of the waiting ones.
     fn preempt_last(&mut self, cause: Cause, step: &mut Step) {
-        let Some(mut sequence) = self.running.pop() else { return };
-        sequence.drafts.clear();
+        let Some(sequence) = self.running.pop() else { return };
         step.preempted.push((sequence.id, sequence.choice, cause));
         self.waiting.push_front(sequence);
     }
@@ -128,8 +127,8 @@ impl Scheduler {
         let sequence = self.waiting.front().filter(|s| s.ready)?;
         let (key, n_held) = (sequence.key(), sequence.block_table.len());
         let mut found = Vec::new();
-        if sequence.computed == n_held * self.pool.block_len() && sequence.n_published == n_held {
-            let readable = &sequence.tokens[..sequence.readable_len().max(sequence.computed)];
+        if sequence.n_published == n_held {
+            let readable = &sequence.tokens[..sequence.readable_len()];
             let salt = sequence.request.salt();
             found = self.pool.longest_prefix(salt, &sequence.block_table, readable);
         }
@@ -201,7 +200,12 @@ impl Scheduler {
         let all = || self.running.iter().chain(&self.waiting);
         self.pool.check(all().map(|s| s.block_table.as_slice()));
         for s in all() {
-            assert!(s.computed <= s.block_table.len() * self.pool.block_len());
+            let n_blocks = s.block_table.len();
+            assert!(s.computed <= n_blocks * self.pool.block_len(), "computed without a slot");
+            assert!(n_blocks <= self.n_blocks(s.tokens.len()), "blocks without tokens");
+            let n_published = self.pool.count_published(&s.block_table);
+            assert_eq!(s.n_published, n_published, "a block is published out of turn");
+            assert!(s.n_published * self.pool.block_len() <= s.computed, "published too early");
         }
         assert!(all().is_sorted_by_key(|s| s.key()), "out of the order of arrival");
     }

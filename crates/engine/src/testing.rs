@@ -85,6 +85,7 @@ impl Model for FakeModel {
             };
             for (row, position) in span.rows.clone().zip(span.position..) {
                 let token = batch.tokens[row];
+                assert!(position < self.spec.context_len, "position outside the context");
                 assert!((token as usize) < self.spec.vocab_len, "token outside the vocabulary");
                 prefix = mix(prefix, token as u64);
                 self.slots[slot_of(blocks, position)] = Some(Slot { token, position, prefix });

@@ -1,10 +1,11 @@
 //! How requests begin and end: stops, limits, aborts, choices, log-probabilities, configurations.
 
-use paceline_engine::sample::Sampler;
+use paceline_engine::sample::processors::History;
+use paceline_engine::sample::{Place, Sampler};
 use paceline_engine::testing::{FakeModel, FakeVocab};
 use paceline_engine::{
     Engine, EngineConfig, EngineError, Event, FinishReason, Logprobs, Request, RequestId,
-    SamplingParams, Stop, Usage, Vocab,
+    SamplingParams, Speculate, Stop, Usage, Vocab,
 };
 use paceline_model::{Batch, Mat, Model, TokenId};
 use std::sync::Arc;
@@ -99,7 +100,7 @@ fn min_tokens_bans_all_end_tokens_until_then() {
     let output = run_one(&SamplingParams {
         min_tokens: 3,
         stop_token_ids: vec![299],
-        stop: vec!["aa".into()],
+        stop: vec!["a".into(), "aa".into()],
         ..params(bias)
     });
     assert_eq!(output.tokens, [a, a, a, FakeVocab::EOS]);
@@ -183,22 +184,123 @@ fn a_salt_keeps_the_caches_of_two_users_apart() {
     assert_eq!([cached("a"), cached("b"), cached("a"), cached("b")], [0, 0, 36, 36]);
 }
 
-/// The log-probability of each token of `tokens`, each computed by a step of its own.
-fn reference(tokens: &[TokenId], n_top: usize) -> Vec<Logprobs> {
-    let mut model = FakeModel::new(V, 256, 256);
-    model.reserve_kv(1).unwrap();
-    let mut logits = Mat::zeros(1, V);
-    let mut batch = Batch::default();
-    let mut logprobs = Vec::new();
-    for position in 0..tokens.len() - 1 {
-        batch.clear();
-        batch.push(&tokens[position..position + 1], position, &[0]);
-        batch.outputs.push(0);
-        model.forward(&batch);
-        model.logits(0..1, &mut logits);
-        logprobs.push(Sampler::default().logprobs(logits.row(0), tokens[position + 1], n_top));
+/// A model that takes one token after the other, in one block.
+struct Plain {
+    model: FakeModel,
+    position: usize,
+    logits: Mat,
+}
+
+impl Plain {
+    fn new(model: FakeModel) -> Plain {
+        let mut plain = Plain { model, position: 0, logits: Mat::zeros(1, V) };
+        plain.model.reserve_kv(1).unwrap();
+        plain
     }
-    logprobs
+
+    /// The logits after one more token.
+    fn push(&mut self, token: TokenId) -> &[f32] {
+        let mut batch = Batch::default();
+        batch.push(&[token], self.position, &[0]);
+        batch.outputs.push(0);
+        self.model.forward(&batch);
+        self.model.logits(0..1, &mut self.logits);
+        self.position += 1;
+        self.logits.row(0)
+    }
+}
+
+/// The log-probability of each token of `tokens` from the second on.
+fn reference(tokens: &[TokenId], n_top: usize) -> Vec<Logprobs> {
+    let mut plain = Plain::new(FakeModel::new(V, 256, 256));
+    let pairs = tokens.iter().zip(&tokens[1..]);
+    let logprobs = |(&token, &next)| Sampler::default().logprobs(plain.push(token), next, n_top);
+    pairs.map(logprobs).collect()
+}
+
+#[test]
+fn a_token_is_the_documented_function() {
+    let prompt: Vec<TokenId> = (0..21).map(|i| i * 11 % 256).collect();
+    let params = SamplingParams {
+        n: 2,
+        seed: Some(0x1234_5678_9abc_def0),
+        presence_penalty: 0.5,
+        repetition_penalty: 1.2,
+        top_p: 0.9,
+        min_tokens: 10,
+        max_tokens: Some(40),
+        ..SamplingParams::default()
+    };
+    let mut engine = engine(roomy());
+    let id = add(&mut engine, &prompt, &params);
+    for (choice, output) in run(&mut engine, id, 2).into_iter().enumerate() {
+        let mut plain = Plain::new(FakeModel::new(V, 256, 256));
+        prompt[..20].iter().for_each(|&token| drop(plain.push(token).to_vec()));
+        let (mut last, mut history) = (prompt[20], History::new(&prompt));
+        for (i, &token) in output.tokens.iter().enumerate() {
+            let place = Place { seed: 0x1234_5678_9abc_def0, choice, position: 21 + i };
+            let banned = (i < 10).then_some(FakeVocab::EOS).into_iter();
+            let logits = plain.push(last);
+            last = Sampler::default().sample(logits, &params, &history, banned, place);
+            history.push(last);
+            assert_eq!(token, last, "choice {choice} token {i}");
+        }
+    }
+}
+
+#[test]
+fn the_next_turn_finds_the_last_one_in_the_cache() {
+    let prompt: Vec<TokenId> = (0..10).collect();
+    for max_tokens in 1..12 {
+        let params = SamplingParams {
+            max_tokens: Some(max_tokens),
+            ignore_eos: true,
+            ..SamplingParams::default()
+        };
+        let mut cached = engine(roomy());
+        let id = add(&mut cached, &prompt, &params);
+        let answer = run(&mut cached, id, 1).remove(0).tokens;
+        let turn = [&prompt[..], &answer, &[50, 51, 52]].concat();
+        let id = add(&mut cached, &turn, &params);
+        let hit = run(&mut cached, id, 1).remove(0);
+        // The last token of an answer is never computed.
+        let n_cached = (10 + max_tokens - 1) / B * B;
+        assert_eq!(hit.finish.unwrap().2.cached_tokens, n_cached);
+        let mut fresh = engine(roomy());
+        let id = add(&mut fresh, &turn, &params);
+        assert_eq!(run(&mut fresh, id, 1).remove(0).tokens, hit.tokens);
+    }
+}
+
+#[test]
+fn drafts_end_where_the_sequence_does() {
+    let x = b'x' as TokenId;
+    let config = EngineConfig { speculate: Speculate::Lookup { max_drafts: 8 }, ..roomy() };
+    let run_with = |params: &SamplingParams| {
+        let mut engine = engine(config.clone());
+        let id = add(&mut engine, &[x; 4], params);
+        let output = run(&mut engine, id, 1).remove(0);
+        (output, engine.stats().drafts_accepted)
+    };
+    let endless = SamplingParams { max_tokens: None, ..params(only(x)) };
+    let (output, accepted) = run_with(&endless);
+    assert_eq!((output.tokens.len(), output.text.len()), (252, 252));
+    assert!(accepted > 200);
+    for len in 1..30 {
+        let stop = SamplingParams { stop: vec!["x".repeat(len)], ..endless.clone() };
+        let (output, _) = run_with(&stop);
+        assert_eq!((output.tokens.len(), output.text.len()), (len, 0));
+        let short = SamplingParams { max_tokens: Some(len), ..endless.clone() };
+        let (output, _) = run_with(&short);
+        assert_eq!((output.tokens.len(), output.text.len()), (len, len));
+    }
+    // An end token that was a draft.
+    let end = FakeVocab::EOS;
+    let mut engine = engine(config);
+    let request = SamplingParams { max_tokens: Some(9), ..params(only(end)) };
+    let id = add(&mut engine, &[end; 5], &SamplingParams { min_tokens: 1, ..request });
+    assert_eq!(run(&mut engine, id, 1)[0].tokens.last(), Some(&end));
+    assert!(engine.stats().tokens_decoded == 2);
 }
 
 #[test]

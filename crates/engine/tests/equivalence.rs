@@ -234,6 +234,16 @@ fn speculated_equals_not() {
         assert!(a.stats.drafts_accepted > 100);
         assert!(a.stats.drafts_accepted < a.stats.drafts_proposed);
         assert_eq!(b.stats.drafts_proposed, 0);
+        if n_blocks == 1000 {
+            // After the prompt's last row, a step computes a row for the last token and one for
+            // each draft, and keeps a token for each accepted draft and one more; the last step of
+            // a sequence may end at a draft.
+            let Stats { rows, tokens_prefilled, tokens_decoded, .. } = a.stats;
+            let rejected = a.stats.drafts_proposed - a.stats.drafts_accepted;
+            let n = a.answers.len() as u64;
+            let least = tokens_prefilled + tokens_decoded - n + rejected;
+            assert!((least..=least + n).contains(&rows));
+        }
         assert_same(&a.answers, &b.answers);
     }
 }

@@ -120,6 +120,7 @@ fn samples_follow_the_truncated_softmax() {
         (SamplingParams { top_k: 3, ..SamplingParams::default() }, vec![0, 2, 5]),
         (SamplingParams { top_p: 0.7, ..SamplingParams::default() }, vec![0, 2, 5]),
         (SamplingParams { min_p: 0.3, ..SamplingParams::default() }, vec![0, 2, 4, 5]),
+        (SamplingParams { min_p: 0.5, top_k: 5, ..SamplingParams::default() }, vec![0, 2, 5]),
     ];
     for (params, kept) in cases {
         let kept_logits: Vec<f32> = kept.iter().map(|&id| logits[id]).collect();
