@@ -1,0 +1,328 @@
+//! [`Llm`]: a model that generates.
+
+use crate::completion::Completion;
+use crate::memory::{self, KvMemory};
+use crate::text::{ChatError, Message, Text};
+use crate::worker::{Ticket, Worker};
+use paceline_engine::{
+    Engine, EngineConfig, EngineError, Event, FinishReason, InvalidRequest, Limits, Logprobs,
+    Request, SamplingParams, Stats,
+};
+use paceline_model::{Model, TokenId};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
+
+/// Why nothing was generated.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The request cannot be served, whatever the load.
+    #[error(transparent)]
+    Invalid(#[from] InvalidRequest),
+    /// The conversation cannot become a prompt.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// The engine cannot be built.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The KV cache would hold nothing.
+    #[error(
+        "--kv-memory {bytes} is less than one block of the KV cache: {block_bytes} bytes for \
+         {block_len} tokens"
+    )]
+    KvMemory {
+        /// What it was to get.
+        bytes: u64,
+        /// What one block takes.
+        block_bytes: usize,
+        /// Tokens in a block.
+        block_len: usize,
+    },
+    /// The system refuses a thread.
+    #[error("cannot start the engine's thread: {0}")]
+    Thread(std::io::Error),
+    /// The engine's thread has ended before its time.
+    #[error("the engine has failed: its message is above; this is a bug of paceline")]
+    Stopped,
+}
+
+/// What to continue: text, or tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    /// Text, in which control tokens may be written.
+    Text(String),
+    /// Tokens, taken as they are.
+    Tokens(Vec<TokenId>),
+}
+
+impl From<&str> for Prompt {
+    fn from(text: &str) -> Prompt {
+        Prompt::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Prompt {
+    fn from(text: String) -> Prompt {
+        Prompt::Text(text)
+    }
+}
+
+impl From<&String> for Prompt {
+    fn from(text: &String) -> Prompt {
+        Prompt::Text(text.clone())
+    }
+}
+
+impl From<Vec<TokenId>> for Prompt {
+    fn from(tokens: Vec<TokenId>) -> Prompt {
+        Prompt::Tokens(tokens)
+    }
+}
+
+impl From<&[TokenId]> for Prompt {
+    fn from(tokens: &[TokenId]) -> Prompt {
+        Prompt::Tokens(tokens.to_vec())
+    }
+}
+
+/// How much an [`Llm`] does at once, and with how much memory. Nothing here changes what is
+/// generated.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LlmConfig {
+    /// Memory for the KV cache; without it the least of 2 GiB, half of the available memory, and
+    /// what `max_num_seqs` sequences of the longest length take.
+    pub kv_memory: Option<KvMemory>,
+    /// How the engine works; its `n_blocks` follows from `kv_memory`.
+    pub engine: EngineConfig,
+}
+
+/// A model with an engine of its own, which serves any number of callers at once.
+///
+/// Dropping it ends whatever still runs.
+pub struct Llm {
+    worker: Worker,
+    text: Arc<dyn Text>,
+    limits: Limits,
+    kv_bytes: u64,
+}
+
+impl Llm {
+    /// An engine for a model that is in memory already.
+    ///
+    /// # Errors
+    /// If a setting is out of range, or the KV memory is not to be had.
+    pub fn from_parts(
+        model: Box<dyn Model>,
+        text: Arc<dyn Text>,
+        config: LlmConfig,
+    ) -> Result<Llm, Error> {
+        let LlmConfig { kv_memory, mut engine } = config;
+        let spec = model.spec();
+        let longest = engine.max_model_len.min(spec.context_len).div_ceil(spec.block_len);
+        let most = (longest as u64)
+            .saturating_mul(engine.max_num_seqs as u64)
+            .saturating_mul(spec.kv_block_bytes as u64);
+        let bytes = memory::kv_bytes(kv_memory, most, memory::available());
+        let (block_bytes, block_len) = (spec.kv_block_bytes, spec.block_len);
+        let n_blocks = bytes / block_bytes.max(1) as u64;
+        if n_blocks == 0 {
+            return Err(Error::KvMemory { bytes, block_bytes, block_len });
+        }
+        engine.n_blocks = usize::try_from(n_blocks).unwrap_or(usize::MAX);
+        let vocab: Arc<dyn paceline_engine::Vocab> = text.clone();
+        let engine = Engine::new(model, vocab, engine)?;
+        let limits = engine.limits().clone();
+        let worker = Worker::start(engine).map_err(Error::Thread)?;
+        Ok(Llm { worker, text, limits, kv_bytes: n_blocks * block_bytes as u64 })
+    }
+
+    /// What a request may ask.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Memory of the KV cache.
+    pub fn kv_bytes(&self) -> u64 {
+        self.kv_bytes
+    }
+
+    /// The model's tokenizer and chat template.
+    pub fn text(&self) -> &Arc<dyn Text> {
+        &self.text
+    }
+
+    /// The engine's counters after its last step.
+    pub fn stats(&self) -> Stats {
+        self.worker.stats()
+    }
+
+    /// Whether the engine can still generate; it stops only by a bug.
+    pub fn is_alive(&self) -> bool {
+        self.worker.is_alive()
+    }
+
+    /// Ends all requests that are under way.
+    pub fn abort_all(&self) {
+        self.worker.abort_all();
+    }
+
+    /// Continues prompts, all of them in one batch that changes as they end. The answers have the
+    /// order of the prompts.
+    ///
+    /// # Errors
+    /// If one of the requests is invalid; nothing is generated then.
+    pub fn generate<P: Clone + Into<Prompt>>(
+        &self,
+        prompts: &[P],
+        params: &SamplingParams,
+    ) -> Result<Vec<Completion>, Error> {
+        let requests: Result<Vec<Request>, Error> =
+            prompts.iter().map(|prompt| self.request(prompt.clone().into(), params)).collect();
+        let streams: Vec<Stream> =
+            requests?.into_iter().map(|request| self.start(request)).collect();
+        streams.into_iter().map(Stream::finish).collect()
+    }
+
+    /// Answers a conversation.
+    ///
+    /// # Errors
+    /// If the model has no chat template, it refuses the messages, or the request is invalid.
+    pub fn chat(&self, messages: &[Message], params: &SamplingParams) -> Result<Completion, Error> {
+        self.stream_chat(messages, params)?.finish()
+    }
+
+    /// Continues a prompt, token by token.
+    ///
+    /// # Errors
+    /// If the request is invalid.
+    pub fn stream(
+        &self,
+        prompt: impl Into<Prompt>,
+        params: &SamplingParams,
+    ) -> Result<Stream, Error> {
+        Ok(self.start(self.request(prompt.into(), params)?))
+    }
+
+    /// Answers a conversation, token by token.
+    ///
+    /// # Errors
+    /// As for [`Llm::chat`].
+    pub fn stream_chat(
+        &self,
+        messages: &[Message],
+        params: &SamplingParams,
+    ) -> Result<Stream, Error> {
+        self.stream(self.text.encode_chat(messages)?, params)
+    }
+
+    /// Checks a request.
+    ///
+    /// # Errors
+    /// If it cannot be served.
+    pub fn request(&self, prompt: Prompt, params: &SamplingParams) -> Result<Request, Error> {
+        let tokens = match prompt {
+            Prompt::Text(text) => self.text.encode(&text),
+            Prompt::Tokens(tokens) => tokens,
+        };
+        Ok(Request::new(tokens, params.clone(), draw_seed(), &self.limits)?)
+    }
+
+    fn start(&self, request: Request) -> Stream {
+        let (sender, events) = channel();
+        let start = Instant::now();
+        let completion =
+            Completion::new(request.prompt().to_vec(), request.params().n, request.seed());
+        let send = move |event| sender.send((Instant::now(), event)).is_ok();
+        let ticket = self.worker.submit(request, Box::new(send));
+        Stream { events, _ticket: ticket, completion, start }
+    }
+
+    /// Hands a checked request to the engine; `sink` gets its events and returns false to abort.
+    #[cfg(feature = "server")]
+    pub(crate) fn submit(&self, request: Request, sink: crate::worker::Sink) -> Ticket {
+        self.worker.submit(request, sink)
+    }
+}
+
+/// A seed for a request that brings none: different from call to call, and small enough for a
+/// number in JSON to hold exactly.
+pub fn draw_seed() -> u64 {
+    RandomState::new().build_hasher().finish() >> 11
+}
+
+/// One step of a [`Stream`]: a token, or the end of a choice.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chunk {
+    /// The choice, `0..n`.
+    pub choice: usize,
+    /// The token; `None` at the end.
+    pub token: Option<TokenId>,
+    /// The text that has become certain with it: maybe none yet, never half a character.
+    pub text: String,
+    /// If asked for.
+    pub logprobs: Option<Logprobs>,
+    /// Why the choice ended, if it has.
+    pub finish_reason: Option<FinishReason>,
+}
+
+/// A completion that is being generated. Dropping it aborts the request.
+pub struct Stream {
+    events: Receiver<(Instant, Event)>,
+    _ticket: Ticket,
+    completion: Completion,
+    start: Instant,
+}
+
+impl Stream {
+    /// What has come so far.
+    pub fn completion(&self) -> &Completion {
+        &self.completion
+    }
+
+    /// Waits for the rest and returns all of it.
+    ///
+    /// # Errors
+    /// If the engine fails on the way.
+    pub fn finish(mut self) -> Result<Completion, Error> {
+        self.by_ref().for_each(drop);
+        match self.completion.is_finished() {
+            true => Ok(self.completion),
+            false => Err(Error::Stopped),
+        }
+    }
+}
+
+impl Iterator for Stream {
+    type Item = Chunk;
+
+    fn next(&mut self) -> Option<Chunk> {
+        while !self.completion.is_finished() {
+            let (now, event) = self.events.recv().ok()?;
+            self.completion.add(&event, self.start, now);
+            match event {
+                Event::PromptLogprobs { .. } => {}
+                Event::Token { choice, token, text, logprobs, .. } => {
+                    let finish_reason = None;
+                    return Some(Chunk {
+                        choice,
+                        token: Some(token),
+                        text,
+                        logprobs,
+                        finish_reason,
+                    });
+                }
+                Event::Finished { choice, reason, .. } => {
+                    return Some(Chunk {
+                        choice,
+                        token: None,
+                        text: String::new(),
+                        logprobs: None,
+                        finish_reason: Some(reason),
+                    });
+                }
+            }
+        }
+        None
+    }
+}

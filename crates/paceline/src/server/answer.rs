@@ -1,0 +1,178 @@
+//! [`Answer`]: what both endpoints do with a job, each in its own format.
+
+use super::State;
+use super::error::{ApiError, json_response};
+use super::job::Job;
+use super::sampling::Delivery;
+use super::sse;
+use crate::completion::Choice;
+use crate::llm::draw_seed;
+use axum::http::StatusCode;
+use axum::response::Response;
+use paceline_engine::{FinishReason, Logprobs, Stop, Usage, Vocab};
+use paceline_model::TokenId;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// How an endpoint writes its answers.
+pub(super) trait Format: Send + 'static {
+    /// Values of `object`, of a whole answer and of a chunk.
+    const OBJECTS: [&'static str; 2];
+    /// What its ids begin with.
+    const ID: &'static str;
+
+    /// A whole choice.
+    fn choice(&self, vocab: &dyn Vocab, job: &Job, prompt: usize, choice: &Choice) -> Value;
+
+    /// What opens a choice's stream, if anything does.
+    fn open(&self) -> Option<Value>;
+
+    /// A token of the choice with number `index` in the answer; `None` if it shows nothing.
+    fn token(
+        &mut self,
+        vocab: &dyn Vocab,
+        index: usize,
+        token: TokenId,
+        text: &str,
+        logprobs: Option<&Logprobs>,
+    ) -> Option<Value>;
+
+    /// What ends a choice's stream, besides its reason.
+    fn close(&self) -> Value;
+
+    /// What a whole answer has besides its choices and usage.
+    fn extras(&self, vocab: &dyn Vocab, job: &Job) -> Value;
+}
+
+/// An answer under way.
+pub(super) struct Answer<F> {
+    state: Arc<State>,
+    pub job: Job,
+    format: F,
+    id: String,
+    created: u64,
+    pub delivery: Delivery,
+}
+
+impl<F: Format> Answer<F> {
+    pub fn new(state: Arc<State>, job: Job, format: F, delivery: Delivery) -> Answer<F> {
+        let id = format!("{}-{:016x}{:016x}", F::ID, draw_seed(), draw_seed());
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        Answer { state, job, format, id, created, delivery }
+    }
+
+    /// Answers, whole or as a stream.
+    pub async fn respond(mut self) -> Result<Response, ApiError> {
+        if self.delivery.stream {
+            return Ok(sse::respond(self));
+        }
+        self.job.finish().await?;
+        let vocab: &dyn Vocab = self.state.llm.text().as_ref();
+        let mut choices = Vec::new();
+        for (prompt, completion) in self.job.completions.iter().enumerate() {
+            for choice in &completion.choices {
+                let mut value = self.format.choice(vocab, &self.job, prompt, choice);
+                set_end(&mut value, choice.finish_reason, choice.stop.as_ref());
+                value["index"] = choices.len().into();
+                choices.push(value);
+            }
+        }
+        let mut answer = self.frame(F::OBJECTS[0], choices);
+        answer["usage"] = usage(&self.job.usage());
+        answer["seed"] = self.job.completions[0].seed.into();
+        merge(&mut answer, self.format.extras(vocab, &self.job));
+        Ok(json_response(StatusCode::OK, &answer))
+    }
+
+    /// The chunks that open the stream.
+    pub fn open(&self) -> Vec<Value> {
+        let n = self.job.completions.len() * self.job.n;
+        let chunk = |index| Some(self.chunk(index, self.format.open()?, None));
+        (0..n).filter_map(chunk).collect()
+    }
+
+    /// The chunk of a token, if it shows something.
+    pub fn token(
+        &mut self,
+        index: usize,
+        token: TokenId,
+        text: &str,
+        logprobs: Option<&Logprobs>,
+    ) -> Option<Value> {
+        let vocab: &dyn Vocab = self.state.llm.text().as_ref();
+        let part = self.format.token(vocab, index, token, text, logprobs)?;
+        Some(self.chunk(index, part, None))
+    }
+
+    /// The last chunk of a choice.
+    pub fn close(&self, index: usize, reason: FinishReason, stop: Option<&Stop>) -> Value {
+        self.chunk(index, self.format.close(), Some((reason, stop)))
+    }
+
+    /// The last chunk of the stream.
+    pub fn usage(&self) -> Value {
+        let mut chunk = self.frame(F::OBJECTS[1], Vec::new());
+        chunk["usage"] = usage(&self.job.usage());
+        chunk
+    }
+
+    fn chunk(
+        &self,
+        index: usize,
+        part: Value,
+        end: Option<(FinishReason, Option<&Stop>)>,
+    ) -> Value {
+        let mut choice = part;
+        choice["index"] = index.into();
+        set_end(&mut choice, end.map(|(reason, _)| reason), end.and_then(|(_, stop)| stop));
+        let mut chunk = self.frame(F::OBJECTS[1], vec![choice]);
+        if self.delivery.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    fn frame(&self, object: &str, choices: Vec<Value>) -> Value {
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.state.config.model_name,
+            "choices": choices,
+        })
+    }
+}
+
+fn set_end(choice: &mut Value, reason: Option<FinishReason>, stop: Option<&Stop>) {
+    choice["finish_reason"] = reason.map(finish_reason).into();
+    choice["stop_reason"] = match stop {
+        Some(Stop::String(text)) => text.as_str().into(),
+        Some(Stop::Token(id)) => (*id).into(),
+        Some(Stop::Eos(_)) | None => Value::Null,
+    };
+}
+
+/// A reason as the API and `run --json` write it.
+fn finish_reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Abort => "abort",
+    }
+}
+
+fn usage(usage: &Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    })
+}
+
+fn merge(into: &mut Value, from: Value) {
+    if let (Value::Object(into), Value::Object(from)) = (into, from) {
+        into.extend(from);
+    }
+}

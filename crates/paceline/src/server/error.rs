@@ -1,0 +1,123 @@
+//! [`ApiError`]: an error as OpenAI's API writes it.
+
+use crate::llm::Error;
+use crate::text::ChatError;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use paceline_engine::InvalidRequest;
+use serde_json::{Value, json};
+
+/// Why a request gets no answer.
+#[derive(Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    code: Option<&'static str>,
+    /// The field of the request.
+    param: Option<String>,
+    message: String,
+}
+
+impl ApiError {
+    /// A request that nothing is wrong with but the value of `param`.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> ApiError {
+        ApiError {
+            status: StatusCode::BAD_REQUEST,
+            code: None,
+            param: Some(param.into()),
+            message: message.into(),
+        }
+    }
+
+    /// A field that is not supported.
+    pub fn unsupported(param: impl Into<String>) -> ApiError {
+        let param = param.into();
+        let message = format!("{param} is not supported with this value: leave it out");
+        ApiError { code: Some("unsupported_parameter"), ..ApiError::invalid(param, message) }
+    }
+
+    pub fn not_found(message: String) -> ApiError {
+        ApiError { status: StatusCode::NOT_FOUND, code: None, param: None, message }
+    }
+
+    pub fn no_model(asked: &str, name: &str) -> ApiError {
+        ApiError {
+            code: Some("model_not_found"),
+            param: Some("model".to_owned()),
+            ..ApiError::not_found(format!(
+                "there is no model {asked:?} here: this server has {name:?}"
+            ))
+        }
+    }
+
+    pub fn method(path: &str) -> ApiError {
+        let message = format!("{path} does not answer this method");
+        ApiError { status: StatusCode::METHOD_NOT_ALLOWED, ..ApiError::not_found(message) }
+    }
+
+    /// A body that is no request at all.
+    pub fn body(message: String) -> ApiError {
+        ApiError { status: StatusCode::BAD_REQUEST, ..ApiError::not_found(message) }
+    }
+
+    pub fn to_json(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::INTERNAL_SERVER_ERROR => "server_error",
+            _ => "invalid_request_error",
+        };
+        json!({"error": {
+            "message": self.message,
+            "type": kind,
+            "param": self.param,
+            "code": self.code,
+        }})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        json_response(self.status, &self.to_json())
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> ApiError {
+        let message = error.to_string();
+        match error {
+            Error::Invalid(invalid) => {
+                let code = matches!(invalid, InvalidRequest::ContextLen { .. })
+                    .then_some("context_length_exceeded");
+                ApiError { code, ..ApiError::invalid(invalid.field(), message) }
+            }
+            Error::Chat(ChatError::NoTemplate | ChatError::Refused(_)) => {
+                ApiError::invalid("messages", message)
+            }
+            _ => ApiError {
+                status: StatusCode::INTERNAL_SERVER_ERROR,
+                code: None,
+                param: None,
+                message,
+            },
+        }
+    }
+}
+
+impl From<BytesRejection> for ApiError {
+    fn from(rejection: BytesRejection) -> ApiError {
+        let status = rejection.status();
+        let message = match status {
+            StatusCode::PAYLOAD_TOO_LARGE => "the body is too large for this server".to_owned(),
+            _ => format!("the body cannot be read: {rejection}"),
+        };
+        ApiError { status, ..ApiError::body(message) }
+    }
+}
+
+/// A response with a JSON body.
+pub(super) fn json_response(status: StatusCode, value: &impl serde::Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(body) => (status, [(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        // Our own values: no map has keys that are not strings.
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}

@@ -1,0 +1,89 @@
+//! Log-probabilities, in the three forms that the API knows.
+
+use paceline_engine::{Logprobs, Vocab};
+use paceline_model::TokenId;
+use serde_json::{Map, Value, json};
+
+/// A token's text; bytes that are no text of their own become U+FFFD.
+pub(super) fn token_text(vocab: &dyn Vocab, id: TokenId) -> String {
+    String::from_utf8_lossy(vocab.token_bytes(id)).into_owned()
+}
+
+/// A log-probability that JSON can hold: it has no infinity.
+fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
+}
+
+/// An entry of `logprobs.content` of a chat's choice.
+pub(super) fn chat(vocab: &dyn Vocab, id: TokenId, logprobs: &Logprobs) -> Value {
+    let entry = |id, logprob| {
+        json!({
+            "token": token_text(vocab, id),
+            "logprob": finite(logprob),
+            "bytes": vocab.token_bytes(id),
+        })
+    };
+    let top: Vec<Value> = logprobs.top.iter().map(|&(id, logprob)| entry(id, logprob)).collect();
+    let mut own = entry(id, logprobs.logprob);
+    own["top_logprobs"] = Value::Array(top);
+    own
+}
+
+/// `logprobs` of a completion's choice: parallel lists, one entry for each token.
+#[derive(Default)]
+pub(super) struct Lists {
+    tokens: Vec<Value>,
+    token_logprobs: Vec<Value>,
+    top_logprobs: Vec<Value>,
+    text_offset: Vec<usize>,
+}
+
+impl Lists {
+    /// Adds a token; `offset` is where its text begins, in characters, and moves on behind it.
+    pub fn push(
+        &mut self,
+        vocab: &dyn Vocab,
+        id: TokenId,
+        logprobs: &Logprobs,
+        offset: &mut usize,
+    ) {
+        let text = token_text(vocab, id);
+        self.text_offset.push(*offset);
+        *offset += text.chars().count();
+        let top = logprobs
+            .top
+            .iter()
+            .map(|&(id, logprob)| (token_text(vocab, id), json!(finite(logprob))));
+        let mut top: Map<String, Value> = top.collect();
+        // The token that was chosen is there even if it was not likely.
+        top.entry(&text).or_insert(json!(finite(logprobs.logprob)));
+        self.tokens.push(text.into());
+        self.token_logprobs.push(json!(finite(logprobs.logprob)));
+        self.top_logprobs.push(top.into());
+    }
+
+    pub fn into_json(self) -> Value {
+        json!({
+            "tokens": self.tokens,
+            "token_logprobs": self.token_logprobs,
+            "top_logprobs": self.top_logprobs,
+            "text_offset": self.text_offset,
+        })
+    }
+}
+
+/// `prompt_logprobs`: null for the first token, then for each token its own log-probability and
+/// those of the most likely ones, by token id. `rank` is null for a token that is not among them.
+pub(super) fn prompt(vocab: &dyn Vocab, prompt: &[TokenId], logprobs: &[Logprobs]) -> Value {
+    let entry = |id, logprob: f32, rank: Option<usize>| json!({"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(vocab, id)});
+    let position = |(&id, logprobs): (&TokenId, &Logprobs)| {
+        let ranked = logprobs.top.iter().zip(1..);
+        let mut map: Map<String, Value> = ranked
+            .map(|(&(id, logprob), rank)| (id.to_string(), entry(id, logprob, Some(rank))))
+            .collect();
+        map.entry(id.to_string()).or_insert_with(|| entry(id, logprobs.logprob, None));
+        Value::Object(map)
+    };
+    let rest = prompt.iter().skip(1).zip(logprobs).map(position);
+    std::iter::once(Value::Null).chain(rest).collect()
+}

@@ -1,0 +1,104 @@
+//! The sampling parameters of a request: the same fields in both endpoints.
+
+use super::error::ApiError;
+use super::fields::Fields;
+use paceline_engine::SamplingParams;
+use paceline_model::TokenId;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// One value, or a list of them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+/// How the answer comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Delivery {
+    /// As events, while it is generated.
+    pub stream: bool,
+    /// A stream ends with the usage.
+    pub include_usage: bool,
+}
+
+/// Takes the sampling parameters; what is absent stays as in `defaults`. The fields for
+/// log-probabilities differ between the endpoints and are theirs.
+pub(super) fn take(
+    fields: &mut Fields,
+    defaults: &SamplingParams,
+) -> Result<SamplingParams, ApiError> {
+    let mut params = defaults.clone();
+    macro_rules! set {
+        ($($field:ident),*) => {
+            $(if let Some(value) = fields.take(stringify!($field))? { params.$field = value; })*
+        };
+    }
+    set!(temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty);
+    set!(stop_token_ids, include_stop_str_in_output, min_tokens, ignore_eos, n);
+    if let Some(top_k) = fields.take::<i64>("top_k")? {
+        // -1 is how vLLM writes "all".
+        params.top_k = match top_k {
+            -1 => 0,
+            _ => usize::try_from(top_k)
+                .map_err(|_| ApiError::invalid("top_k", "top_k must be -1, 0 or more"))?,
+        };
+    }
+    if let Some(seed) = fields.take::<serde_json::Number>("seed")? {
+        let bits = seed.as_u64().or_else(|| seed.as_i64().map(i64::cast_unsigned));
+        let seed = bits.ok_or_else(|| ApiError::invalid("seed", "seed must be an integer"))?;
+        params.seed = Some(seed);
+    }
+    if let Some(stop) = fields.take("stop")? {
+        params.stop = match stop {
+            OneOrMany::One(stop) => vec![stop],
+            OneOrMany::Many(stop) => stop,
+        };
+    }
+    if let Some(bias) = fields.take::<BTreeMap<String, f32>>("logit_bias")? {
+        let entry = |(id, bias): (String, f32)| match id.parse::<TokenId>() {
+            Ok(id) => Ok((id, bias)),
+            Err(_) => {
+                Err(ApiError::invalid("logit_bias", format!("logit_bias: {id:?} is no token id")))
+            }
+        };
+        params.logit_bias = bias.into_iter().map(entry).collect::<Result<_, _>>()?;
+    }
+    params.max_tokens = fields.take("max_tokens")?.or(params.max_tokens);
+    params.max_tokens = fields.take("max_completion_tokens")?.or(params.max_tokens);
+    params.prompt_logprobs = fields.take("prompt_logprobs")?;
+    let best_of: Option<usize> = fields.take("best_of")?;
+    if best_of.is_some_and(|best_of| best_of != params.n) {
+        return Err(ApiError::unsupported("best_of"));
+    }
+    Ok(params)
+}
+
+/// Takes the fields that say how the answer comes.
+pub(super) fn take_delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
+    #[derive(Default, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Options {
+        #[serde(default)]
+        include_usage: bool,
+        #[serde(default, rename = "include_obfuscation")]
+        _include_obfuscation: bool,
+    }
+    let stream: bool = fields.take("stream")?.unwrap_or(false);
+    let options: Option<Options> = fields.take("stream_options")?;
+    if options.is_some() && !stream {
+        let message = "stream_options has a meaning only when stream is true";
+        return Err(ApiError::invalid("stream_options", message));
+    }
+    Ok(Delivery { stream, include_usage: options.unwrap_or_default().include_usage })
+}
+
+/// Checks the name of the model, if the request has one.
+pub(super) fn take_model(fields: &mut Fields, name: &str) -> Result<(), ApiError> {
+    match fields.take::<String>("model")? {
+        Some(asked) if asked != name => Err(ApiError::no_model(&asked, name)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,82 @@
+//! Server-sent events: an answer as it is generated.
+
+use super::answer::{Answer, Format};
+use super::error::ApiError;
+use crate::llm::Error;
+use axum::body::{Body, Bytes};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use paceline_engine::Event;
+use serde_json::Value;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+
+/// An answer as a stream of events. When the client goes away the body is dropped, and with it the
+/// job, which aborts its sequences.
+pub(super) fn respond<F: Format>(answer: Answer<F>) -> Response {
+    let ready = answer.open().iter().map(event).collect();
+    let events = Events { answer, ready, over: false };
+    let body = stream::unfold(events, async |mut events| {
+        Some((Ok::<Bytes, Infallible>(events.next().await?), events))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-cache"),
+        // Asks proxies to pass each event on at once.
+        (header::HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    (headers, Body::from_stream(body)).into_response()
+}
+
+struct Events<F> {
+    answer: Answer<F>,
+    ready: VecDeque<Bytes>,
+    over: bool,
+}
+
+impl<F: Format> Events<F> {
+    /// The next event; `None` when there are no more.
+    async fn next(&mut self) -> Option<Bytes> {
+        while self.ready.is_empty() && !self.over {
+            match self.answer.job.next().await {
+                Ok(Some((prompt, event))) => self.show(prompt, event),
+                Ok(None) => {
+                    if self.answer.delivery.include_usage {
+                        self.ready.push_back(event(&self.answer.usage()));
+                    }
+                    self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+                    self.over = true;
+                }
+                Err(error) => self.fail(error),
+            }
+        }
+        self.ready.pop_front()
+    }
+
+    fn show(&mut self, prompt: usize, engine_event: Event) {
+        let index = |choice| prompt * self.answer.job.n + choice;
+        match engine_event {
+            Event::PromptLogprobs { .. } => {}
+            Event::Token { choice, token, text, logprobs, .. } => {
+                let index = index(choice);
+                let chunk = self.answer.token(index, token, &text, logprobs.as_ref());
+                self.ready.extend(chunk.as_ref().map(event));
+            }
+            Event::Finished { choice, reason, stop, .. } => {
+                let chunk = self.answer.close(index(choice), reason, stop.as_ref());
+                self.ready.push_back(event(&chunk));
+            }
+        }
+    }
+
+    fn fail(&mut self, error: Error) {
+        self.ready.push_back(event(&ApiError::from(error).to_json()));
+        self.over = true;
+    }
+}
+
+/// `data: {...}`; JSON on one line needs no more framing.
+fn event(value: &Value) -> Bytes {
+    Bytes::from(format!("data: {value}\n\n"))
+}

@@ -1,0 +1,447 @@
+//! The HTTP server, on a port of its own, with an engine whose model is a hash.
+#![cfg(feature = "server")]
+
+#[path = "support/fake.rs"]
+mod fake;
+
+use fake::{CONTEXT_LEN, Server, llm};
+use paceline::server::ServerConfig;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+fn say(text: &str) -> Value {
+    json!([{"role": "user", "content": text}])
+}
+
+fn text(chunks: &[Value], index: u64) -> String {
+    let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap());
+    choices
+        .filter(|choice| choice["index"] == index)
+        .map(|choice| choice["text"].as_str().or(choice["delta"]["content"].as_str()).unwrap_or(""))
+        .collect()
+}
+
+#[test]
+fn a_completion_is_the_same_whole_and_streamed() {
+    let server = Server::new();
+    let mut body = json!({
+        "model": "fake", "prompt": "Hello", "max_tokens": 40, "temperature": 0.9, "seed": 5,
+    });
+    let whole = server.ok(COMPLETIONS, &body);
+    assert_eq!(whole["object"], "text_completion");
+    assert_eq!(whole["model"], "fake");
+    assert_eq!(whole["seed"], 5);
+    assert!(whole["id"].as_str().unwrap().starts_with("cmpl-"));
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["finish_reason"], "length");
+    let usage = json!({
+        "prompt_tokens": 5, "completion_tokens": 40, "total_tokens": 45,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    });
+    assert_eq!(whole["usage"], usage);
+
+    body["stream"] = true.into();
+    let chunks = server.stream(COMPLETIONS, &body).all();
+    assert_eq!(text(&chunks, 0), choice["text"].as_str().unwrap());
+    let (last, others) = chunks.split_last().unwrap();
+    assert_eq!(last["choices"][0]["finish_reason"], "length");
+    assert!(others.iter().all(|chunk| chunk["choices"][0]["finish_reason"].is_null()));
+    assert!(
+        chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"] && chunk.get("usage").is_none())
+    );
+
+    body["stream_options"] = json!({"include_usage": true});
+    let chunks = server.stream(COMPLETIONS, &body).all();
+    let (last, others) = chunks.split_last().unwrap();
+    assert_eq!(last["choices"], json!([]));
+    assert_eq!(last["usage"]["total_tokens"], 45);
+    assert!(others.iter().all(|chunk| chunk["usage"] == Value::Null));
+}
+
+#[test]
+fn a_chat_is_the_same_whole_and_streamed() {
+    let server = Server::new();
+    let mut body = json!({"messages": say("Hi"), "max_tokens": 30, "temperature": 0});
+    let whole = server.ok(CHAT, &body);
+    assert_eq!(whole["object"], "chat.completion");
+    assert_eq!(whole["choices"][0]["message"]["role"], "assistant");
+    assert_eq!(whole["usage"]["prompt_tokens"], "user: Hi\nassistant: ".len());
+    assert!(whole["choices"][0]["logprobs"].is_null());
+
+    body["stream"] = true.into();
+    let chunks = server.stream(CHAT, &body).all();
+    assert_eq!(chunks[0]["object"], "chat.completion.chunk");
+    assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    assert_eq!(text(&chunks, 0), whole["choices"][0]["message"]["content"].as_str().unwrap());
+    let last = &chunks.last().unwrap()["choices"][0];
+    assert_eq!((&last["delta"], &last["finish_reason"]), (&json!({}), &json!("length")));
+
+    // The same text in parts, and the newer name of a limit.
+    let parts = json!([{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]);
+    let body = json!({
+        "messages": [{"role": "user", "content": parts}],
+        "max_completion_tokens": 30, "temperature": 0,
+        "user": "somebody", "metadata": {"any": "thing"}, "store": false, "tools": [],
+        "response_format": {"type": "text"}, "logit_bias": null,
+    });
+    assert_eq!(server.ok(CHAT, &body)["choices"], whole["choices"]);
+}
+
+#[test]
+fn the_first_of_n_choices_is_the_only_one_of_one() {
+    let server = Server::new();
+    let body = |n: u32| json!({"messages": say("Hi"), "n": n, "max_tokens": 20, "seed": 3, "temperature": 1.0});
+    let one = server.ok(CHAT, &body(1));
+    let three = server.ok(CHAT, &body(3));
+    let choices = three["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 3);
+    assert_eq!(choices[0], one["choices"][0]);
+    assert_ne!(choices[1]["message"], choices[0]["message"]);
+    assert_ne!(choices[1]["message"], choices[2]["message"]);
+    let generated = |answer: &Value| answer["usage"]["completion_tokens"].as_u64().unwrap();
+    assert!(generated(&three) > 2 * generated(&one));
+
+    let mut body = body(3);
+    body["stream"] = true.into();
+    let chunks = server.stream(CHAT, &body).all();
+    for (i, choice) in (0..).zip(choices) {
+        assert_eq!(text(&chunks, i), choice["message"]["content"].as_str().unwrap());
+    }
+}
+
+#[test]
+fn a_request_without_a_seed_reports_the_one_it_got() {
+    let server = Server::new();
+    let mut body = json!({"prompt": ["a", "b"], "max_tokens": 20, "temperature": 1});
+    let (first, second) = (server.ok(COMPLETIONS, &body), server.ok(COMPLETIONS, &body));
+    assert_ne!(first["seed"], second["seed"]);
+    assert_ne!(first["choices"], second["choices"]);
+    body["seed"] = first["seed"].clone();
+    assert_eq!(server.ok(COMPLETIONS, &body)["choices"], first["choices"]);
+    body["seed"] = json!(-7);
+    assert_eq!(server.ok(COMPLETIONS, &body)["seed"], json!(u64::MAX - 6));
+}
+
+#[test]
+fn a_prompt_has_four_forms() {
+    let server = Server::new();
+    let ask = |prompt: Value| {
+        let body = json!({"prompt": prompt, "max_tokens": 12, "temperature": 0});
+        server.ok(COMPLETIONS, &body)["choices"].as_array().unwrap().clone()
+    };
+    let (hi, yo) = (ask(json!("Hi")), ask(json!("Yo")));
+    assert_eq!(ask(json!([72, 105])), hi);
+    let both = ask(json!(["Hi", "Yo"]));
+    assert_eq!(ask(json!([[72, 105], [89, 111]])), both);
+    assert_eq!((both[0]["index"].as_u64(), both[1]["index"].as_u64()), (Some(0), Some(1)));
+    assert_eq!((&both[0]["text"], &both[1]["text"]), (&hi[0]["text"], &yo[0]["text"]));
+    assert_eq!(ask(json!("Hi")).len(), 1);
+
+    let body = json!({
+        "prompt": ["Hi", "Yo"], "n": 2, "max_tokens": 12, "temperature": 0, "stream": true,
+    });
+    let chunks = server.stream(COMPLETIONS, &body).all();
+    for (index, of) in [(0, &hi), (1, &hi), (2, &yo), (3, &yo)] {
+        assert_eq!(text(&chunks, index), of[0]["text"].as_str().unwrap());
+    }
+}
+
+#[test]
+fn log_probabilities_come_in_the_forms_of_both_endpoints() {
+    let server = Server::new();
+    let body = json!({
+        "messages": say("Hi"), "max_tokens": 8, "temperature": 0, "logprobs": true,
+        "top_logprobs": 3, "prompt_logprobs": 2,
+    });
+    let answer = server.ok(CHAT, &body);
+    let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(content.len(), 8);
+    for entry in content {
+        let top = entry["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), 3);
+        // At temperature 0 the token is the most likely one.
+        for field in ["token", "logprob", "bytes"] {
+            assert_eq!(entry[field], top[0][field]);
+        }
+        let logprobs = top.iter().map(|entry| entry["logprob"].as_f64().unwrap());
+        assert!(
+            logprobs.clone().is_sorted_by(|a, b| a >= b)
+                && logprobs.max_by(f64::total_cmp).unwrap() < 0.0
+        );
+    }
+    let prompt = answer["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(prompt.len(), "user: Hi\nassistant: ".len());
+    assert!(prompt[0].is_null());
+    let s = &prompt[1]["115"];
+    assert_eq!(s["decoded_token"], "s");
+    assert!(s["logprob"].as_f64().unwrap() < 0.0);
+    assert!((2..=3).contains(&prompt[1].as_object().unwrap().len()));
+
+    let mut body = json!({"prompt": "Hi", "max_tokens": 8, "temperature": 0, "logprobs": 2});
+    let whole = server.ok(COMPLETIONS, &body);
+    let lists = &whole["choices"][0]["logprobs"];
+    let list = |name: &str| lists[name].as_array().unwrap().clone();
+    assert_eq!(list("tokens").len(), 8);
+    assert_eq!(list("token_logprobs").len(), 8);
+    assert!(list("top_logprobs").iter().all(|top| top.as_object().unwrap().len() == 2));
+    let mut offset = 0;
+    for (token, at) in list("tokens").iter().zip(list("text_offset")) {
+        assert_eq!(at, offset);
+        offset += token.as_str().unwrap().chars().count();
+    }
+
+    body["stream"] = true.into();
+    let chunks = server.stream(COMPLETIONS, &body).all();
+    for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        let streamed: Vec<Value> = chunks
+            .iter()
+            .filter_map(|chunk| chunk["choices"][0]["logprobs"][name].as_array())
+            .flatten()
+            .cloned()
+            .collect();
+        assert_eq!(streamed, list(name), "{name}");
+    }
+}
+
+#[test]
+fn a_stop_string_ends_the_text_and_is_named() {
+    let server = Server::new();
+    let body = json!({"prompt": "Hi", "max_tokens": 30, "temperature": 0});
+    let free = server.ok(COMPLETIONS, &body)["choices"][0]["text"].as_str().unwrap().to_owned();
+    let stop: String = free.chars().skip(9).take(2).collect();
+    let (before, _) = free.split_once(&stop).unwrap();
+    for stops in [json!(stop), json!(["never", stop])] {
+        let mut body = body.clone();
+        body["stop"] = stops;
+        let choice = server.ok(COMPLETIONS, &body)["choices"][0].clone();
+        assert_eq!(choice["text"], before);
+        assert_eq!(choice["finish_reason"], "stop");
+        assert_eq!(choice["stop_reason"], json!(stop));
+        body["stream"] = true.into();
+        assert_eq!(text(&server.stream(COMPLETIONS, &body).all(), 0), before);
+    }
+}
+
+#[test]
+fn what_cannot_be_answered_names_its_field() {
+    let server = Server::new();
+    let long = "x".repeat(CONTEXT_LEN);
+    for (field, value) in [
+        ("temperature", json!(-1)),
+        ("temperature", json!("hot")),
+        ("top_p", json!(0)),
+        ("top_k", json!(-2)),
+        ("min_p", json!(2)),
+        ("seed", json!(1.5)),
+        ("n", json!(0)),
+        ("n", json!(100_000)),
+        ("max_tokens", json!(0)),
+        ("max_tokens", json!(-4)),
+        ("min_tokens", json!(100)),
+        ("stop", json!([""])),
+        ("stop", json!(3)),
+        ("stop_token_ids", json!([600])),
+        ("logit_bias", json!({"x": 1})),
+        ("logit_bias", json!({"5": 1000})),
+        ("logprobs", json!(1000)),
+        ("presence_penalty", json!(3)),
+        ("prompt", json!([])),
+        ("prompt", json!("")),
+        ("prompt", json!([600])),
+        ("prompt", json!(5)),
+        ("prompt", json!(null)),
+        ("prompt", json!(long)),
+        ("best_of", json!(4)),
+        ("echo", json!(true)),
+        ("suffix", json!("end")),
+        ("use_beam_search", json!(true)),
+        ("guided_json", json!({})),
+        ("stream_options", json!({"include_usage": true})),
+        ("tempreature", json!(0)),
+    ] {
+        let mut body = json!({"prompt": "Hi", "max_tokens": 8});
+        body[field] = value;
+        let (status, answer) = server.post(COMPLETIONS, &body);
+        let error = &answer["error"];
+        assert_eq!(status, 400, "{body} -> {answer}");
+        assert_eq!(error["param"], field, "{body} -> {answer}");
+        assert_eq!(error["type"], "invalid_request_error");
+        assert!(error["message"].as_str().unwrap().contains(field), "{body} -> {answer}");
+    }
+    for (param, field, value) in [
+        ("messages", "messages", json!([])),
+        ("messages", "messages", json!("Hi")),
+        ("messages[0].role", "messages", json!([{"content": "Hi"}])),
+        ("messages[0].content", "messages", json!([{"role": "user"}])),
+        ("messages[0].content", "messages", json!([{"role": "user", "content": 3}])),
+        (
+            "messages[0].tool_calls",
+            "messages",
+            json!([{"role": "user", "content": "", "tool_calls": []}]),
+        ),
+        (
+            "messages[0].content[0]",
+            "messages",
+            json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+        ),
+        ("messages", "messages", json!([{"role": "narrator", "content": "Once"}])),
+        ("top_logprobs", "top_logprobs", json!(3)),
+        ("tools", "tools", json!([{"type": "function"}])),
+        ("response_format", "response_format", json!({"type": "json_object"})),
+    ] {
+        let mut body = json!({"messages": say("Hi"), "max_tokens": 8});
+        body[field] = value;
+        let (status, answer) = server.post(CHAT, &body);
+        assert_eq!(status, 400, "{body} -> {answer}");
+        assert_eq!(answer["error"]["param"], param, "{body} -> {answer}");
+    }
+    let (_, answer) = server.post(COMPLETIONS, &json!({"prompt": long}));
+    assert_eq!(answer["error"]["code"], "context_length_exceeded");
+    // None of this has harmed anything.
+    server.ok(COMPLETIONS, &json!({"prompt": "Hi"}));
+}
+
+#[test]
+fn other_paths_methods_models_and_bodies_are_refused() {
+    let mut config = ServerConfig::new("fake");
+    config.body_limit = 10_000;
+    let server = Server::start(llm(Duration::ZERO, false), config);
+    let refused = |(status, answer): (u16, Value), expected: u16| {
+        assert_eq!(status, expected, "{answer}");
+        assert!(answer["error"]["message"].is_string(), "{answer}");
+        answer["error"].clone()
+    };
+    refused(server.get("/v1/nothing"), 404);
+    refused(server.get(CHAT), 405);
+    refused(server.get("/v1/models/other"), 404);
+    let error = refused(server.post(CHAT, &json!({"model": "other", "messages": say("")})), 404);
+    assert_eq!(error["code"], "model_not_found");
+    refused(server.post_bytes(CHAT, b"{\"messages\": ["), 400);
+    refused(server.post_bytes(CHAT, b"[]"), 400);
+    refused(server.post_bytes(CHAT, b"\xff"), 400);
+    refused(server.post_bytes(CHAT, "[".repeat(9_000).as_bytes()), 400);
+    refused(server.post_bytes(CHAT, &vec![b' '; 20_000]), 413);
+    let error = refused(server.post(CHAT, &json!({"messages": say("Hi")})), 400);
+    assert!(error["message"].as_str().unwrap().contains("no chat template"), "{error}");
+
+    assert_eq!(server.get("/v1/models").1["data"][0]["id"], "fake");
+    assert_eq!(server.get("/v1/models/fake").1["max_model_len"], CONTEXT_LEN);
+    assert_eq!(server.get("/health").1["status"], "ok");
+}
+
+/// Takes 20 s alone.
+fn slow_request(stream: bool) -> Value {
+    json!({
+        "prompt": "Hi", "max_tokens": 4_000, "ignore_eos": true, "temperature": 0, "stream": stream,
+    })
+}
+
+#[test]
+fn a_client_that_goes_away_aborts_its_sequences() {
+    let server = Server::start(llm(Duration::from_millis(5), true), ServerConfig::new("fake"));
+    let mut events = server.stream(COMPLETIONS, &slow_request(true));
+    events.next().unwrap();
+    server.wait_for_running(1);
+    drop(events);
+    server.wait_for_running(0);
+
+    let body = slow_request(false).to_string();
+    let mut stream = TcpStream::connect(server.url.strip_prefix("http://").unwrap()).unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    server.wait_for_running(1);
+    drop(stream);
+    server.wait_for_running(0);
+}
+
+#[test]
+fn a_shutdown_lets_running_requests_end() {
+    let mut server = Server::start(llm(Duration::from_millis(5), true), ServerConfig::new("fake"));
+    let body = json!({
+        "prompt": "Hi", "max_tokens": 60, "ignore_eos": true, "temperature": 0, "stream": true,
+    });
+    let mut events = server.stream(COMPLETIONS, &body);
+    events.next().unwrap();
+    server.stop();
+    let chunks = events.all();
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
+    let address = server.url.strip_prefix("http://").unwrap().to_owned();
+    server.join();
+    assert!(TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn after_the_time_of_grace_running_requests_are_aborted() {
+    let mut config = ServerConfig::new("fake");
+    config.grace = Duration::from_millis(100);
+    let mut server = Server::start(llm(Duration::from_millis(5), true), config);
+    let mut events = server.stream(COMPLETIONS, &slow_request(true));
+    events.next().unwrap();
+    let start = Instant::now();
+    server.stop();
+    let chunks = events.all();
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "abort");
+    server.join();
+    assert!(start.elapsed() < Duration::from_secs(15), "it would take 20 s to the end");
+}
+
+#[test]
+fn a_shutdown_does_not_wait_for_idle_connections() {
+    let mut server = Server::new();
+    let mut idle = TcpStream::connect(server.url.strip_prefix("http://").unwrap()).unwrap();
+    write!(idle, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    idle.read_exact(&mut [0; 12]).unwrap();
+    let start = Instant::now();
+    server.stop();
+    server.join();
+    assert!(start.elapsed() < Duration::from_secs(20), "less than the time of grace");
+}
+
+#[test]
+fn forty_streams_at_once_say_what_each_says_alone() {
+    let server = Server::new();
+    let bodies: Vec<Value> = (0..40)
+        .map(|i| {
+            json!({
+                "messages": say(&"tell me more ".repeat(1 + i % 7)),
+                "max_tokens": 20 + i, "temperature": if i % 2 == 0 { 0.0 } else { 0.8 },
+                "seed": i, "stream": true,
+            })
+        })
+        .collect();
+    let alone: Vec<String> =
+        bodies.iter().map(|body| text(&server.stream(CHAT, body).all(), 0)).collect();
+    let together: Vec<String> = std::thread::scope(|scope| {
+        let server = &server;
+        let threads: Vec<_> = bodies
+            .iter()
+            .map(|body| scope.spawn(move || text(&server.stream(CHAT, body).all(), 0)))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(alone, together);
+    assert_eq!(server.running(), 0);
+}
+
+#[test]
+fn a_second_request_is_served_from_the_prefix_cache() {
+    let server = Server::new();
+    let body = json!({"prompt": "x".repeat(100), "max_tokens": 4, "temperature": 0});
+    let first = server.ok(COMPLETIONS, &body);
+    let second = server.ok(COMPLETIONS, &body);
+    assert_eq!(first["choices"], second["choices"]);
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
+    assert_eq!((cached(&first), cached(&second)), (json!(0), json!(96)));
+    let mut salted = body.clone();
+    salted["cache_salt"] = "mine".into();
+    assert_eq!(cached(&server.ok(COMPLETIONS, &salted)), 0);
+}
