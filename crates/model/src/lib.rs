@@ -4,11 +4,13 @@
 //! sees a request or a sequence; a step reaches it as a [`Batch`] of rows.
 
 pub mod batch;
+pub mod chat;
 pub mod file;
 pub mod meta;
 pub mod tokenizer;
 
 pub use batch::{Batch, Span};
+pub use chat::{ChatOptions, ChatTemplate, Rendered};
 pub use paceline_kernels::Mat;
 pub use tokenizer::{Special, Tokenizer};
 

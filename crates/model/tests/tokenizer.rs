@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::cached;
+use common::{cached, cached_data, fnv};
 use paceline_model::file::GgufFile;
 use paceline_model::{Special, Tokenizer};
 use serde_json::Value;
@@ -49,4 +49,89 @@ fn gemma3_ids_are_golden() {
 #[test]
 fn qwen_ids_are_golden() {
     golden_ids_hold("qwen2.5-coder-0.5b", &[151645, 151643], Some(151643), false);
+}
+
+/// A line of `tests/tokenizer/NAME.ids`: a hash, and sometimes the ids themselves.
+fn reference(name: &str) -> Vec<(String, Option<String>)> {
+    let path = format!("{}/tests/tokenizer/{name}.ids", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).unwrap();
+    let split = |line: &str| match line.split_once(' ') {
+        Some((hash, ids)) => (hash.to_owned(), Some(ids.to_owned())),
+        None => (line.to_owned(), None),
+    };
+    text.lines().map(split).collect()
+}
+
+/// The corpus has llama.cpp's ids (`tools/make_tokenizer_corpus.py`).
+fn corpus_ids_hold(name: &str) {
+    let Some(path) = cached(name) else { return };
+    let file = GgufFile::open(&path).unwrap();
+    let tokenizer = Tokenizer::from_gguf(file.metadata()).unwrap();
+    let path = format!("{}/tests/tokenizer/corpus.json", env!("CARGO_MANIFEST_DIR"));
+    let corpus: Vec<String> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let reference = reference(name);
+    assert!(corpus.len() == reference.len() && corpus.len() >= 2000);
+    let mut differing = Vec::new();
+    for (text, (hash, full)) in corpus.iter().zip(reference) {
+        let ids = [Special::Parse, Special::Plain].map(|special| {
+            let ids = tokenizer.encode(text, special, false);
+            let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+            ids.join(" ")
+        });
+        let ids = ids.join("|");
+        if fnv(&ids) != hash {
+            differing.push(format!("{text:?}: {ids} not {full:?}"));
+        }
+    }
+    assert_eq!(differing, [""; 0], "{} of {} differ", differing.len(), corpus.len());
+}
+
+#[test]
+fn smollm2_ids_are_llama_cpp_s() {
+    corpus_ids_hold("smollm2-135m");
+}
+
+#[test]
+fn gemma3_ids_are_llama_cpp_s() {
+    corpus_ids_hold("gemma3-270m");
+}
+
+#[test]
+fn qwen_ids_are_llama_cpp_s() {
+    corpus_ids_hold("qwen2.5-coder-0.5b");
+}
+
+/// Every vocabulary of llama.cpp's own tests, with the ids that it publishes.
+#[test]
+fn llama_cpp_s_vocabularies_hold() {
+    let Some(folder) = cached_data("llama.cpp-vocabs") else { return };
+    let mut files: Vec<_> =
+        std::fs::read_dir(&folder).unwrap().map(|f| f.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|ending| ending == "gguf"));
+    files.sort();
+    let mut n_held = 0;
+    for path in files {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let file = GgufFile::open(&path).unwrap();
+        let tokenizer = match Tokenizer::from_gguf(file.metadata()) {
+            Ok(tokenizer) => tokenizer,
+            Err(error) => {
+                eprintln!("not supported: {name}: {}", &error.to_string()[..60]);
+                continue;
+            }
+        };
+        let beside = |ending: &str| std::fs::read_to_string(path.with_added_extension(ending));
+        let (Ok(texts), Ok(ids)) = (beside("inp"), beside("out")) else {
+            eprintln!("no reference ids: {name}");
+            continue;
+        };
+        let texts = texts.split("\n__ggml_vocab_test__\n");
+        for (text, ids) in texts.zip(ids.lines()) {
+            let ids: Vec<u32> = ids.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            assert_eq!(tokenizer.encode(text, Special::Plain, false), ids, "{name}: {text:?}");
+        }
+        n_held += 1;
+    }
+    eprintln!("{n_held} vocabularies hold");
+    assert!(n_held >= 14, "{n_held}");
 }

@@ -17,6 +17,7 @@ mod split;
 mod spm;
 
 use crate::TokenId;
+use crate::chat::Rendered;
 use crate::file::{KeyError, Strings};
 use special::{Part, Specials};
 
@@ -108,24 +109,69 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, special: Special, add_bos: bool) -> Vec<TokenId> {
         let mut ids = Vec::with_capacity(text.len() / 4 + 1);
         ids.extend(self.bos.filter(|_| add_bos));
+        self.encode_parts(text, self.specials.split(text, special), true, &mut ids);
+        ids
+    }
+
+    /// The tokens of a conversation: control-token strings of the template are control tokens,
+    /// those in messages are plain text. BOS comes in front if the model expects it and the template
+    /// did not write it.
+    pub fn encode_chat(&self, chat: &Rendered) -> Vec<TokenId> {
+        let parts = self.specials.split(&chat.marked, Special::Parse);
+        let bos = self.bos.filter(|&bos| self.add_bos && parts.first() != Some(&Part::Token(bos)));
+        let mut ids = Vec::with_capacity(chat.marked.len() / 4 + 1);
+        ids.extend(bos);
         let mut after_special = true;
-        for part in self.specials.split(text, special) {
-            match part {
-                Part::Token(id) => ids.push(id),
-                Part::Text(ref range) => {
+        for part in parts {
+            let guarded = match &part {
+                Part::Text(range) => Some(&chat.marked[range.clone()]),
+                Part::Token(_) => None,
+            };
+            match guarded.filter(|text| text.contains(chat.sentinel)) {
+                Some(guarded) => {
+                    let text = guarded.replace(chat.sentinel, "");
+                    let parts = self.specials.split(&text, Special::Plain);
+                    after_special = self.encode_parts(&text, parts, after_special, &mut ids);
+                }
+                None => {
+                    let parts = vec![part];
+                    after_special = self.encode_parts(&chat.marked, parts, after_special, &mut ids);
+                }
+            }
+        }
+        ids
+    }
+
+    /// Appends the tokens of `parts`; tells whether the last was a special token.
+    fn encode_parts(
+        &self,
+        text: &str,
+        parts: Vec<Part>,
+        mut after_special: bool,
+        ids: &mut Vec<TokenId>,
+    ) -> bool {
+        for part in parts {
+            match &part {
+                Part::Token(id) => ids.push(*id),
+                Part::Text(range) => {
                     let text = &text[range.clone()];
                     match &self.model {
-                        Model::Bpe(bpe) => bpe.encode(text, &mut ids),
+                        Model::Bpe(bpe) => bpe.encode(text, ids),
                         Model::Spm(spm) => {
                             let space_before = self.add_space_prefix && after_special;
-                            spm.encode(text, space_before, &mut ids);
+                            spm.encode(text, space_before, ids);
                         }
                     }
                 }
             }
             after_special = matches!(part, Part::Token(_));
         }
-        ids
+        after_special
+    }
+
+    /// The names of the control tokens.
+    pub(crate) fn control_texts(&self) -> impl Iterator<Item = &str> {
+        self.specials.control_texts()
     }
 
     /// V: number of tokens.

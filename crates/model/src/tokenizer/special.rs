@@ -44,6 +44,12 @@ impl Specials {
         Specials { tokens, finder }
     }
 
+    /// The texts of the control tokens.
+    pub fn control_texts(&self) -> impl Iterator<Item = &str> {
+        let control = self.tokens.iter().filter(|token| token.kind == Kind::Control);
+        control.filter_map(|token| std::str::from_utf8(&token.text).ok())
+    }
+
     /// Cuts `text` at its special tokens, as llama.cpp does: every occurrence of the longest token,
     /// then in what is left every one of the next, and so on. [`Special::Plain`] sees only the
     /// tokens that a user added.

@@ -100,9 +100,22 @@ const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 const LINES: &str = r"[^\n]+|\n+";
 /// The cased letters that DeepSeek LLM names one by one.
 const DEEPSEEK_LETTERS: &str = concat!(
-    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚ",
-    r"Ḁ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄ",
-    r"Ⰰ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
+    r"\s?[A-Za-z\x{b5}\x{c0}-\x{d6}\x{d8}-\x{f6}\x{f8}-\x{1ba}\x{1bc}-\x{1bf}\x{1c4}-\x{293}",
+    r"\x{295}-\x{2af}\x{370}-\x{373}\x{376}\x{377}\x{37b}-\x{37d}\x{37f}\x{386}",
+    r"\x{388}-\x{38a}\x{38c}\x{38e}-\x{3a1}\x{3a3}-\x{3f5}\x{3f7}-\x{481}\x{48a}-\x{52f}",
+    r"\x{531}-\x{556}\x{10a0}-\x{10c5}\x{13a0}-\x{13f5}\x{13f8}-\x{13fd}\x{1c90}-\x{1cba}",
+    r"\x{1cbd}-\x{1cbf}\x{1d00}-\x{1d2b}\x{1d6b}-\x{1d77}\x{1d79}-\x{1d9a}",
+    r"\x{1e00}-\x{1f15}\x{1f18}-\x{1f1d}\x{1f20}-\x{1f45}\x{1f48}-\x{1f4d}",
+    r"\x{1f50}-\x{1f57}\x{1f59}\x{1f5b}\x{1f5d}\x{1f5f}-\x{1f7d}\x{1f80}-\x{1fb4}",
+    r"\x{1fb6}-\x{1fbc}\x{1fbe}\x{1fc2}-\x{1fc4}\x{1fc6}-\x{1fcc}\x{1fd0}-\x{1fd3}",
+    r"\x{1fd6}-\x{1fdb}\x{1fe0}-\x{1fec}\x{1ff2}-\x{1ff4}\x{1ff6}-\x{1ffc}\x{2102}\x{2107}",
+    r"\x{210a}-\x{2113}\x{2115}\x{2119}-\x{211d}\x{2124}\x{2126}\x{2128}\x{212a}-\x{212d}",
+    r"\x{212f}-\x{2134}\x{2139}\x{213c}-\x{213f}\x{2145}-\x{2149}\x{214e}\x{2183}\x{2184}",
+    r"\x{2c00}-\x{2c7b}\x{2c7e}-\x{2ce4}\x{2ceb}-\x{2cee}\x{2cf2}\x{2cf3}\x{a640}-\x{a66d}",
+    r"\x{a680}-\x{a69b}\x{a722}-\x{a76f}\x{a771}-\x{a787}\x{a78b}-\x{a78e}",
+    r"\x{ab70}-\x{abbf}\x{fb00}-\x{fb06}\x{fb13}-\x{fb17}\x{ff21}-\x{ff3a}",
+    r"\x{ff41}-\x{ff5a}\x{10400}-\x{1044f}\x{104b0}-\x{104d3}\x{104d8}-\x{104fb}",
+    r"\x{10c80}-\x{10cb2}\x{10cc0}-\x{10cf2}\x{118a0}-\x{118df}\x{1e900}-\x{1e943}]+",
 );
 
 const ROW: Row = Row { names: &[], cuts: &[], whole_words: false, add_bos: false, raw: false };
@@ -554,4 +567,61 @@ fn split_thousands(before: bool, text: &str, mut out: impl FnMut(Range<usize>)) 
         }
     }
     cut(text.len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ROWS, Splitter};
+
+    fn words<'a>(pre: &str, text: &'a str) -> Vec<&'a str> {
+        let row = ROWS.iter().find(|row| row.names.contains(&pre)).unwrap();
+        let mut words = Vec::new();
+        Splitter::new(row).split(text, |word| words.push(&text[word]));
+        words
+    }
+
+    #[test]
+    fn every_row_compiles_and_loses_nothing() {
+        let text = "Hello, WORLD's 12345678½ 你好 カナ\t\t x  \n\r\n  'Re<sentinel:7>IMGIMGABZ \u{85}é\u{301}!  ";
+        for row in ROWS {
+            assert!(!row.names.is_empty());
+            for pre in row.names {
+                assert_eq!(words(pre, text).concat(), text, "{pre}");
+                assert_eq!(words(pre, ""), [""; 0], "{pre}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<_> = ROWS.iter().flat_map(|row| row.names).collect();
+        let n = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), n);
+    }
+
+    #[test]
+    fn white_space_leaves_its_last_character_to_a_word() {
+        assert_eq!(words("gpt-2", "a  b\t\tc   "), ["a", " ", " b", "\t", "\t", "c", "   "]);
+        assert_eq!(
+            words("qwen2", "a  b\n\n  c \n "),
+            ["a", " ", " b", "\n\n", " ", " c", " \n", " "]
+        );
+        assert_eq!(words("spark2_5", "a \n\nb"), ["a", " \n", "\n", "b"]);
+    }
+
+    #[test]
+    fn long_white_space_is_cut_into_powers_of_two() {
+        let text = " ".repeat(519) + "x";
+        let lens: Vec<_> = words("jais-2", &text).iter().map(|word| word.len()).collect();
+        assert_eq!(lens, [512, 4, 2, 2]);
+    }
+
+    #[test]
+    fn digits_are_grouped_from_the_end() {
+        assert_eq!(words("superbpe", "x1234567y12"), ["x", "1", "234", "567", "y", "12"]);
+        assert_eq!(words("superbpe", "½1234"), ["½1", "234"]);
+        assert_eq!(words("tiny_aya", "1234567 12345"), ["1", "234", "567", " ", "12", "345"]);
+    }
 }
