@@ -31,6 +31,7 @@
 //! which folds its segments as it goes; one of few has an item for each segment as well, and the fold
 //! follows. Both fold the same numbers in the same order.
 
+mod plan;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -43,8 +44,8 @@ use crate::math;
 use crate::quantize::{ActRows, Quantize};
 use crate::simd::{Kernel, Simd};
 use crate::split::Split;
+use plan::{Item, Plan};
 use std::array::from_fn;
-use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -73,16 +74,13 @@ pub struct AttentionParams {
     pub softcap: Option<f32>,
 }
 
-/// A span with fewer tiles than this (of all heads together) is cut into segments as well: enough
-/// to keep many threads busy, and a bound on the memory of the partial results.
-const FEW_TILES: usize = 16;
-
 impl Isa {
     /// Rows of a tile, chosen so that its accumulators fill the registers.
     fn tile_rows(self) -> usize {
         match self {
-            Isa::Scalar => 4,
-            Isa::Avx2 | Isa::Avx512 => 4,
+            Isa::Scalar => 1,
+            Isa::Avx2 => 6,
+            Isa::Avx512 => 12,
         }
     }
 }
@@ -186,84 +184,6 @@ impl Step<'_> {
     }
 }
 
-/// A tile of a span and what it computes.
-struct Item {
-    span: usize,
-    /// The key/value head.
-    head: usize,
-    /// Rows of the tile; row `j` is query head `j % G` of the group at row `j / G` of the span.
-    rows: Range<usize>,
-    segments: Range<usize>,
-    /// Whether it folds its segments; else it is one of them, and leaves its result in the partials.
-    folds: bool,
-}
-
-/// Where a span's partial results are, if it has any: (o, m, l), E + 2 values, at
-/// `start + ((head * n_rows + row) * segments.len() + segment - segments.start) * (E + 2)`.
-struct Partials {
-    start: usize,
-    n_rows: usize,
-    segments: Range<usize>,
-}
-
-impl Partials {
-    /// The results of one row for consecutive segments.
-    fn range(&self, head: usize, row: usize, segments: Range<usize>, len: usize) -> Range<usize> {
-        let first = (head * self.n_rows + row) * self.segments.len();
-        let result = |segment| self.start + (first + segment - self.segments.start) * len;
-        result(segments.start)..result(segments.end)
-    }
-}
-
-/// The items of a call.
-#[derive(Default)]
-struct Plan {
-    items: Vec<Item>,
-    /// For each span.
-    partials: Vec<Option<Partials>>,
-    partials_len: usize,
-}
-
-impl Plan {
-    fn make(&mut self, step: &Step) {
-        self.items.clear();
-        self.partials.clear();
-        self.partials_len = 0;
-        let n_heads = step.kv.layout().n_kv_heads;
-        for (i, span) in step.spans.iter().enumerate() {
-            let n_rows = span.rows.len() * step.group;
-            let n_tiles = n_rows.div_ceil(step.cpu.isa.tile_rows());
-            let folds = n_tiles * n_heads >= FEW_TILES;
-            for head in 0..n_heads {
-                for tile in 0..n_tiles {
-                    let rows = n_rows * tile / n_tiles..n_rows * (tile + 1) / n_tiles;
-                    let positions = span.position + rows.start / step.group
-                        ..span.position + (rows.end - 1) / step.group + 1;
-                    let segments = step.segments(positions);
-                    let item =
-                        |segments| Item { span: i, head, rows: rows.clone(), segments, folds };
-                    if folds {
-                        self.items.push(item(segments));
-                    } else {
-                        self.items.extend(segments.map(|segment| item(segment..segment + 1)));
-                    }
-                }
-            }
-            self.partials.push(if folds || n_rows == 0 {
-                None
-            } else {
-                let segments = step.segments(span.position..span.position + span.rows.len());
-                let start = self.partials_len;
-                let n_results = n_heads * n_rows * segments.len();
-                self.partials_len += n_results * (step.kv.layout().head_size + 2);
-                Some(Partials { start, n_rows, segments })
-            });
-        }
-        // Long items first, so that the threads end together.
-        self.items.sort_unstable_by_key(|item| Reverse(item.segments.len()));
-    }
-}
-
 impl Step<'_> {
     /// Computes an item: the output rows of its tile, or its part of the partial results.
     fn compute_item(
@@ -274,62 +194,36 @@ impl Step<'_> {
         partials: &Split<f32>,
         scratch: &mut tile::Scratch,
     ) {
-        match item.rows.len() {
-            1 => self.compute_tile::<1>(item, plan, out, partials, scratch),
-            2 => self.compute_tile::<2>(item, plan, out, partials, scratch),
-            3 => self.compute_tile::<3>(item, plan, out, partials, scratch),
-            4 => self.compute_tile::<4>(item, plan, out, partials, scratch),
-            5 => self.compute_tile::<5>(item, plan, out, partials, scratch),
-            6 => self.compute_tile::<6>(item, plan, out, partials, scratch),
-            7 => self.compute_tile::<7>(item, plan, out, partials, scratch),
-            8 => self.compute_tile::<8>(item, plan, out, partials, scratch),
-            9 => self.compute_tile::<9>(item, plan, out, partials, scratch),
-            10 => self.compute_tile::<10>(item, plan, out, partials, scratch),
-            11 => self.compute_tile::<11>(item, plan, out, partials, scratch),
-            12 => self.compute_tile::<12>(item, plan, out, partials, scratch),
-            n => unreachable!("no tile has {n} rows"),
-        }
-    }
-
-    fn compute_tile<const R: usize>(
-        &self,
-        item: &Item,
-        plan: &Plan,
-        out: &Split<f32>,
-        partials: &Split<f32>,
-        scratch: &mut tile::Scratch,
-    ) {
         let span = &self.spans[item.span];
         let layout = self.kv.layout();
         let head_size = layout.head_size;
-        // Row `j` of the tile: its row of the step, position, and columns of q and y.
-        let row = |j: usize| span.rows.start + (item.rows.start + j) / self.group;
-        let position = |j: usize| span.position + (item.rows.start + j) / self.group;
+        let n_rows = item.rows.len();
+        // The span's row, and its columns in q and y, of row `j` of the tile; the last one repeats.
+        let padded = tile::padded_rows(n_rows);
+        let row = |j: usize| (item.rows.start + j.min(n_rows - 1)) / self.group;
         let cols = |j: usize| {
-            let head = item.head * self.group + (item.rows.start + j) % self.group;
-            head * head_size..(head + 1) * head_size
+            let head = (item.rows.start + j.min(n_rows - 1)) % self.group;
+            let start = (item.head * self.group + head) * head_size;
+            start..start + head_size
         };
-        let (q, p, o) = scratch.parts::<R>(head_size);
-        for j in 0..R {
-            for (q, &x) in q.iter_mut().zip(&self.q.row(row(j))[cols(j)]) {
-                q[j] = x;
-            }
+        scratch.set_rows(padded, head_size);
+        for j in 0..padded {
+            scratch.set_query(j, padded, &self.q.row(span.rows.start + row(j))[cols(j)]);
         }
-        let mut folded: [(f32, f32); R] = [(f32::NEG_INFINITY, 0.0); R];
-        let mut y: [&mut [f32]; R] = from_fn(|j| {
-            let start = row(j) * self.q.cols();
-            if !item.folds {
-                return &mut [][..];
-            }
-            // SAFETY: only this item has these columns of this row.
-            unsafe { out.part(start + cols(j).start..start + cols(j).end) }
-        });
-        y.iter_mut().for_each(|y| y.fill(0.0));
+        // SAFETY: if it folds, only this item has these columns of these rows, and one row at a time.
+        let y = |j: usize| unsafe {
+            let start = (span.rows.start + row(j)) * self.q.cols();
+            out.part(start + cols(j).start..start + cols(j).end)
+        };
+        let mut folded = [(f32::NEG_INFINITY, 0.0); tile::MAX_ROWS];
+        if item.folds {
+            (0..n_rows).for_each(|j| y(j).fill(0.0));
+        }
         let table = &self.blocks[span.blocks.clone()];
         for segment in item.segments.clone() {
             let start = segment * SEGMENT;
-            let seen: [Range<usize>; R] = from_fn(|j| {
-                let seen = self.seen(position(j));
+            let seen: [Range<usize>; tile::MAX_ROWS] = from_fn(|j| {
+                let seen = self.seen(span.position + row(j));
                 let end = seen.end.clamp(start, start + SEGMENT);
                 seen.start.clamp(start, end) - start..end - start
             });
@@ -339,21 +233,17 @@ impl Step<'_> {
                 pages.k[i] = self.kv.k_page(block, self.layer, item.head);
                 pages.v[i] = self.kv.v_page(block, self.layer, item.head);
             }
-            let tile = Tile { layout, params: self.params, q, p: &mut *p, o: &mut *o, pages, seen };
-            let seen = tile.seen.clone();
-            let [m, l] = self.cpu.compute(tile);
-            for j in 0..R {
-                if seen[j].is_empty() {
-                    continue;
-                }
-                let o = &o[j * head_size..(j + 1) * head_size];
+            let tile = Tile { layout, params: self.params, pages, seen: &seen[..padded] };
+            let [m, l] = tile.compute(self.cpu, scratch);
+            for j in (0..n_rows).filter(|&j| !seen[j].is_empty()) {
+                let o = &scratch.o[j * head_size..(j + 1) * head_size];
                 if item.folds {
-                    let y = &mut *y[j];
-                    self.cpu.compute(Fold { state: &mut folded[j], m: m[j], l: l[j], o, y });
+                    let (m, l, state) = (m[j], l[j], &mut folded[j]);
+                    self.cpu.compute(Fold { state, m, l, o, y: y(j) });
                 } else if let Some(place) = &plan.partials[item.span] {
                     let segments = segment..segment + 1;
-                    let range =
-                        place.range(item.head, item.rows.start + j, segments, head_size + 2);
+                    let row = item.rows.start + j;
+                    let range = place.range(item.head, row, segments, head_size + 2);
                     // SAFETY: only this item has this row of this segment.
                     let partial = unsafe { partials.part(range) };
                     partial[..head_size].copy_from_slice(o);
@@ -362,8 +252,8 @@ impl Step<'_> {
             }
         }
         if item.folds {
-            for (y, (_, l)) in y.into_iter().zip(folded) {
-                self.cpu.compute(Scale { factor: 1.0 / l, y });
+            for j in 0..n_rows {
+                self.cpu.compute(Scale { factor: 1.0 / folded[j].1, y: y(j) });
             }
         }
     }

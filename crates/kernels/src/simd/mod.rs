@@ -8,9 +8,13 @@
 //! [`Cpu::compute`] makes one. Bodies are `#[inline(always)]` all the way down, since an
 //! instruction outside the function that enables it would become a call.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod scalar;
 
-pub(crate) use scalar::Scalar;
+use scalar::Scalar;
 
 use crate::cpu::Cpu;
 use crate::isa::Isa;
@@ -136,7 +140,28 @@ impl Cpu {
     pub(crate) fn compute<K: Kernel>(&self, kernel: K) -> K::Output {
         match self.isa {
             Isa::Scalar => kernel.run(Scalar),
-            _ => kernel.run(Scalar),
+            // SAFETY: `Cpu::new` made sure that the processor has the instruction set.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { run_avx2(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { run_avx512(kernel) },
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => unreachable!("`Cpu::new` refuses an instruction set of another processor"),
         }
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the features of this function.
+    kernel.run(unsafe { avx2::Avx2::new() })
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the features of this function.
+    kernel.run(unsafe { avx512::Avx512::new() })
 }

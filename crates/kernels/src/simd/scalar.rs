@@ -12,7 +12,7 @@ type F = [f32; LANES];
 
 impl Simd for Scalar {
     type F = F;
-    const ACCUMULATORS: usize = 4;
+    const ACCUMULATORS: usize = 1;
 
     #[inline(always)]
     fn splat(self, x: f32) -> F {
@@ -31,7 +31,15 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn load_f16(self, x: &[f16; LANES]) -> F {
-        x.map(f16::to_f32)
+        // Moves exponent and fraction into place; the product corrects the exponent's bias, and is
+        // exact for subnormals too. Infinities and NaN get the largest exponent.
+        x.map(|x| {
+            let bits = u32::from(x.to_bits());
+            let magnitude =
+                f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((254 - 15) << 23);
+            let special = if bits & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
+            f32::from_bits(magnitude.to_bits() | special | (bits & 0x8000) << 16)
+        })
     }
 
     #[inline(always)]

@@ -1,0 +1,164 @@
+//! The lanes in AVX2, as two halves.
+
+use super::{LANES, Simd};
+use half::f16;
+use std::arch::x86_64::*;
+use std::mem::transmute;
+
+/// AVX2 with FMA and F16C.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// The proof that makes the methods safe.
+    ///
+    /// # Safety
+    /// The processor has AVX2, FMA and F16C.
+    #[inline(always)]
+    pub(super) unsafe fn new() -> Avx2 {
+        Avx2(())
+    }
+}
+
+type F = [__m256; 2];
+
+// SAFETY of every block below: an `Avx2` exists only where the processor has the instructions, and
+// the arrays are as long as the vectors loaded from and stored to them.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Simd for Avx2 {
+    type F = F;
+    const ACCUMULATORS: usize = 6;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> F {
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> F {
+        unsafe { [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x[8..].as_ptr())] }
+    }
+
+    #[inline(always)]
+    fn store(self, x: F, to: &mut [f32; LANES]) {
+        unsafe {
+            _mm256_storeu_ps(to.as_mut_ptr(), x[0]);
+            _mm256_storeu_ps(to[8..].as_mut_ptr(), x[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, x: &[f16; LANES]) -> F {
+        unsafe {
+            let halves = transmute::<[f16; LANES], [__m128i; 2]>(*x);
+            [_mm256_cvtph_ps(halves[0]), _mm256_cvtph_ps(halves[1])]
+        }
+    }
+
+    #[inline(always)]
+    fn store_f16(self, x: F, to: &mut [f16; LANES]) {
+        unsafe {
+            let low = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x[0]);
+            let high = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x[1]);
+            *to = transmute::<[__m128i; 2], [f16; LANES]>([low, high]);
+        }
+    }
+
+    #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> F {
+        unsafe {
+            let codes = transmute::<[i8; LANES], __m128i>(*x);
+            let low = _mm256_cvtepi8_epi32(codes);
+            let high = _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(codes, codes));
+            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
+        }
+    }
+
+    #[inline(always)]
+    fn store_i8(self, x: F, to: &mut [i8; LANES]) {
+        unsafe {
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
+            // The pack works in each 128-bit half: put the quarters in order.
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let high = _mm256_extracti128_si256::<1>(words);
+            let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), high);
+            *to = transmute::<__m128i, [i8; LANES]>(bytes);
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: F, b: F) -> F {
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: F, b: F) -> F {
+        unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: F, b: F) -> F {
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn div(self, a: F, b: F) -> F {
+        unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: F, b: F, c: F) -> F {
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+
+    #[inline(always)]
+    fn max(self, a: F, b: F) -> F {
+        unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn min(self, a: F, b: F) -> F {
+        unsafe { [_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn max_abs(self, a: F, b: F) -> F {
+        unsafe {
+            let sign = _mm256_set1_epi32(i32::MIN);
+            let bits = |x| _mm256_andnot_si256(sign, _mm256_castps_si256(x));
+            let larger = |a, b| _mm256_castsi256_ps(_mm256_max_epu32(bits(a), bits(b)));
+            [larger(a[0], b[0]), larger(a[1], b[1])]
+        }
+    }
+
+    #[inline(always)]
+    fn round(self, x: F) -> F {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        unsafe { [_mm256_round_ps::<NEAREST>(x[0]), _mm256_round_ps::<NEAREST>(x[1])] }
+    }
+
+    #[inline(always)]
+    fn scale(self, x: F, n: F) -> F {
+        unsafe {
+            // As in scalar code: 2^n in two factors.
+            let power = |n| {
+                let bits = _mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127)));
+                _mm256_castsi256_ps(bits)
+            };
+            let scale = |x, n| {
+                let n = _mm256_cvtps_epi32(n);
+                let half = _mm256_srai_epi32::<1>(n);
+                _mm256_mul_ps(_mm256_mul_ps(x, power(half)), power(_mm256_sub_epi32(n, half)))
+            };
+            [scale(x[0], n[0]), scale(x[1], n[1])]
+        }
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: F, b: F, x: F, y: F) -> F {
+        unsafe {
+            let lt = |i: usize| _mm256_cmp_ps::<_CMP_LT_OQ>(a[i], b[i]);
+            [_mm256_blendv_ps(y[0], x[0], lt(0)), _mm256_blendv_ps(y[1], x[1], lt(1))]
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The lanes in AVX-512.
+
+use super::{LANES, Simd};
+use half::f16;
+use std::arch::x86_64::*;
+use std::mem::transmute;
+
+/// AVX-512 with F, BW, DQ and VL.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// The proof that makes the methods safe.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 F, BW, DQ and VL.
+    #[inline(always)]
+    pub(super) unsafe fn new() -> Avx512 {
+        Avx512(())
+    }
+}
+
+// SAFETY of every block below: an `Avx512` exists only where the processor has the instructions,
+// and the arrays are as long as the vectors loaded from and stored to them.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Simd for Avx512 {
+    type F = __m512;
+    const ACCUMULATORS: usize = 24;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> __m512 {
+        unsafe { _mm512_loadu_ps(x.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, x: __m512, to: &mut [f32; LANES]) {
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, x: &[f16; LANES]) -> __m512 {
+        unsafe { _mm512_cvtph_ps(transmute::<[f16; LANES], __m256i>(*x)) }
+    }
+
+    #[inline(always)]
+    fn store_f16(self, x: __m512, to: &mut [f16; LANES]) {
+        unsafe {
+            let halves = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x);
+            *to = transmute::<__m256i, [f16; LANES]>(halves);
+        }
+    }
+
+    #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(transmute::<[i8; LANES], __m128i>(*x))) }
+    }
+
+    #[inline(always)]
+    fn store_i8(self, x: __m512, to: &mut [i8; LANES]) {
+        unsafe {
+            let bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x));
+            *to = transmute::<__m128i, [i8; LANES]>(bytes);
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn max_abs(self, a: __m512, b: __m512) -> __m512 {
+        unsafe {
+            let bits = |x| _mm512_castps_si512(_mm512_abs_ps(x));
+            _mm512_castsi512_ps(_mm512_max_epu32(bits(a), bits(b)))
+        }
+    }
+
+    #[inline(always)]
+    fn round(self, x: __m512) -> __m512 {
+        unsafe { _mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(x) }
+    }
+
+    #[inline(always)]
+    fn scale(self, x: __m512, n: __m512) -> __m512 {
+        unsafe { _mm512_scalef_ps(x, n) }
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
+        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x) }
+    }
+}
