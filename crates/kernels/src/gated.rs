@@ -65,3 +65,36 @@ impl Kernel for Gated<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_util::{Random, acts, assert_near, random_mat, run_everywhere};
+
+    #[test]
+    fn close_to_f64() {
+        for cols in [7, 64, 1536, 2080] {
+            let mut random = Random::new(cols as u64);
+            let mut gate = random_mat(&mut random, 3, cols);
+            gate.as_mut_slice().iter_mut().for_each(|x| *x *= 8.0);
+            let up = random_mat(&mut random, 3, cols);
+            for act in [Activation::Silu, Activation::GeluTanh] {
+                let y = run_everywhere(|cpu| {
+                    let mut y = acts(cols);
+                    cpu.gated(act, &gate, &up, &mut y);
+                    y
+                });
+                let exact = gate.as_slice().iter().zip(up.as_slice()).map(|(&gate, &up)| {
+                    let x = f64::from(gate);
+                    let cubic = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+                    f64::from(up)
+                        * match act {
+                            Activation::Silu => x / (1.0 + (-x).exp()),
+                            Activation::GeluTanh => x / 2.0 * (1.0 + cubic.tanh()),
+                        }
+                });
+                assert_near(&y.float, &exact.collect::<Vec<_>>(), 1e-6);
+            }
+        }
+    }
+}

@@ -346,3 +346,120 @@ impl Kernel for Store<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+    use crate::test_util::{Random, random_mat};
+
+    fn layout(k_type: KvType, v_type: KvType) -> KvLayout {
+        KvLayout { n_layers: 3, n_kv_heads: 2, head_size: 64, block_len: 16, k_type, v_type }
+    }
+
+    #[test]
+    fn bytes_of_a_block() {
+        let f16 = layout(KvType::F16, KvType::F16);
+        assert_eq!(f16.block_bytes().unwrap(), 3 * 2 * 16 * 64 * 4);
+        let q8 = layout(KvType::F16, KvType::Q8_0);
+        assert_eq!(q8.block_bytes().unwrap(), 3 * 2 * 16 * (64 * 2 + 2 * 34));
+    }
+
+    #[test]
+    fn misfits_are_errors() {
+        let base = layout(KvType::F16, KvType::Q8_0);
+        for (layout, message) in [
+            (KvLayout { head_size: 80, ..base.clone() }, "use F16"),
+            (KvLayout { head_size: 72, ..base.clone() }, "multiple of 16"),
+            (KvLayout { head_size: 0, ..base.clone() }, "multiple of 16"),
+            (KvLayout { block_len: 48, ..base.clone() }, "block length"),
+            (KvLayout { block_len: 0, ..base.clone() }, "block length"),
+            (KvLayout { block_len: 512, ..base.clone() }, "block length"),
+            (KvLayout { head_size: usize::MAX - 31, ..base.clone() }, "address space"),
+            (KvLayout { n_layers: usize::MAX, ..base.clone() }, "address space"),
+        ] {
+            let error = KvCache::new(layout, 1).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+        let error = KvCache::new(base.clone(), usize::MAX).unwrap_err().to_string();
+        assert!(error.contains("address space"), "{error}");
+        assert!(KvCache::new(base, 1 << 40).is_err());
+    }
+
+    /// Stores seven rows in a cache of 0xff bytes: four of one sequence over the border of its
+    /// blocks 5 and 0, three of another.
+    fn stored(isa: Isa, n_threads: usize, k_type: KvType, v_type: KvType) -> (KvCache, Mat, Mat) {
+        let mut random = Random::new(5);
+        let mut k = random_mat(&mut random, 7, 128);
+        let mut v = random_mat(&mut random, 7, 128);
+        k.row_mut(0)[0] = 1e6;
+        v.row_mut(0)[1] = -65519.0;
+        v.row_mut(1)[..32].fill(0.0);
+        let mut kv = KvCache::new(layout(k_type, v_type), 6).unwrap();
+        kv.fill(0xff);
+        let spans = [
+            AttentionSpan { rows: 0..4, position: 14, blocks: 0..2 },
+            AttentionSpan { rows: 4..7, position: 0, blocks: 2..3 },
+        ];
+        Cpu::new(isa, n_threads).store_kv(&mut kv, 1, &k, &v, &spans, &[5, 0, 3]);
+        (kv, k, v)
+    }
+
+    const PLACES: [(u32, usize); 7] = [(5, 14), (5, 15), (0, 0), (0, 1), (3, 0), (3, 1), (3, 2)];
+
+    #[test]
+    fn f16_values_are_where_they_belong() {
+        let (kv, k, v) = stored(Isa::best(), 2, KvType::F16, KvType::F16);
+        let saturated = |x: f32| f16::from_f32(x.clamp(-F16_MAX, F16_MAX));
+        for (t, (block, slot)) in PLACES.into_iter().enumerate() {
+            for head in 0..2 {
+                let k_page = as_f16(kv.k_page(block, 1, head));
+                let v_page = as_f16(kv.v_page(block, 1, head));
+                for e in 0..64 {
+                    assert_eq!(k_page[e * 16 + slot], saturated(k.row(t)[head * 64 + e]));
+                    assert_eq!(v_page[slot * 64 + e], saturated(v.row(t)[head * 64 + e]));
+                }
+            }
+        }
+        // Nothing else was written.
+        let n_written = kv.bytes.as_slice().chunks(2).filter(|x| *x != [0xff, 0xff]).count();
+        assert_eq!(n_written, 7 * 128 * 2);
+    }
+
+    #[test]
+    fn q8_0_values_are_where_they_belong() {
+        let (kv, k, v) = stored(Isa::best(), 2, KvType::Q8_0, KvType::Q8_0);
+        for (t, (block, slot)) in PLACES.into_iter().enumerate() {
+            for (head, b) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                let first = head * 64 + b * 32;
+                for (x, page, start, stride) in [
+                    (k.row(t), kv.k_page(block, 1, head), b * 32 * 16 + slot, 16),
+                    (v.row(t), kv.v_page(block, 1, head), slot * 64 + b * 32, 1),
+                ] {
+                    let x = &x[first..first + 32];
+                    let amax = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+                    let id = if amax == 0.0 { 0.0 } else { 127.0 / amax };
+                    let scale = as_f16(&page[64 * 16..])[b * 16 + slot];
+                    assert_eq!(scale, f16::from_f32((amax / 127.0).min(F16_MAX)));
+                    for (i, x) in x.iter().enumerate() {
+                        let code = as_i8(page)[start + i * stride];
+                        assert_eq!(code, (x * id).round_ties_even() as i8);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_stores_the_same_bytes() {
+        for (k_type, v_type) in [(KvType::F16, KvType::F16), (KvType::Q8_0, KvType::Q8_0)] {
+            let (expected, ..) = stored(Isa::Scalar, 1, k_type, v_type);
+            for isa in Isa::available() {
+                for n_threads in 1..=3 {
+                    let (kv, ..) = stored(isa, n_threads, k_type, v_type);
+                    assert!(kv.bytes.as_slice() == expected.bytes.as_slice(), "{isa}");
+                }
+            }
+        }
+    }
+}

@@ -134,3 +134,84 @@ impl Kernel for RmsNormAdd<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_util::{Random, acts, as_acts, assert_near, random_mat, run_everywhere};
+
+    const EPS: f32 = 1e-5;
+
+    fn exact(x: &[f32], weight: &[f32]) -> Vec<f64> {
+        let squares: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
+        let rms = (squares / x.len() as f64 + f64::from(EPS)).sqrt();
+        x.iter().zip(weight).map(|(&x, &w)| f64::from(x) / rms * f64::from(w)).collect()
+    }
+
+    #[test]
+    fn whole_rows() {
+        for cols in [1, 15, 16, 33, 64, 576, 1000] {
+            let mut random = Random::new(cols as u64);
+            let x = random_mat(&mut random, 5, cols);
+            let weight = random_mat(&mut random, 1, cols);
+            let y = run_everywhere(|cpu| {
+                let mut y = acts(cols);
+                cpu.rms_norm(&x, weight.as_slice(), EPS, &mut y);
+                y
+            });
+            let exact: Vec<f64> = (0..5).flat_map(|t| exact(x.row(t), weight.as_slice())).collect();
+            assert_near(&y.float, &exact, 3e-7);
+            // The int8 form is that of the float form.
+            let mut floats = Mat::zeros(5, cols);
+            floats.as_mut_slice().copy_from_slice(&y.float);
+            let mut quantized = acts(cols);
+            Cpu::new(crate::Isa::Scalar, 1).quantize(&floats, &mut quantized);
+            assert_eq!((y.codes, y.scales), (quantized.codes, quantized.scales));
+        }
+    }
+
+    #[test]
+    fn heads() {
+        for head_size in [16, 80, 128] {
+            let mut random = Random::new(head_size as u64);
+            let x = random_mat(&mut random, 4, 3 * head_size);
+            let weight = random_mat(&mut random, 1, head_size);
+            let y = run_everywhere(|cpu| {
+                let mut y = x.clone();
+                cpu.rms_norm_heads(&mut y, head_size, weight.as_slice(), EPS);
+                as_acts(&y)
+            });
+            let heads = x.as_slice().chunks(head_size);
+            let exact: Vec<f64> = heads.flat_map(|head| exact(head, weight.as_slice())).collect();
+            assert_near(&y.float, &exact, 3e-7);
+        }
+    }
+
+    #[test]
+    fn added() {
+        for cols in [20, 640] {
+            let mut random = Random::new(cols as u64);
+            let x = random_mat(&mut random, 4, cols);
+            let weight = random_mat(&mut random, 1, cols);
+            let before = random_mat(&mut random, 4, cols);
+            let y = run_everywhere(|cpu| {
+                let mut y = before.clone();
+                cpu.rms_norm_add(&x, weight.as_slice(), EPS, &mut y);
+                as_acts(&y)
+            });
+            let norms = (0..4).flat_map(|t| exact(x.row(t), weight.as_slice()));
+            let before = before.as_slice().iter().map(|&y| f64::from(y));
+            assert_near(&y.float, &before.zip(norms).map(|(a, b)| a + b).collect::<Vec<_>>(), 3e-7);
+        }
+    }
+
+    #[test]
+    fn a_row_of_zeros_stays_zero() {
+        let y = run_everywhere(|cpu| {
+            let mut y = acts(64);
+            cpu.rms_norm(&Mat::zeros(1, 64), &[1.0; 64], EPS, &mut y);
+            y
+        });
+        assert_eq!((y.float, y.scales), (vec![0.0; 64], vec![0.0; 2]));
+    }
+}

@@ -163,3 +163,79 @@ impl ActRow<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mat::Forms;
+    use crate::test_util::{Random, acts, random_mat, run_everywhere};
+
+    fn quantized(x: &Mat) -> Acts {
+        run_everywhere(|cpu| {
+            let mut y = acts(x.cols());
+            cpu.quantize(x, &mut y);
+            y
+        })
+    }
+
+    #[test]
+    fn codes_follow_the_formula() {
+        let mut x = random_mat(&mut Random::new(1), 5, 96);
+        x.row_mut(1)[..32].fill(0.0);
+        x.row_mut(2)[..32].fill(1e-40);
+        x.row_mut(3).iter_mut().for_each(|x| *x *= 1e30);
+        let y = quantized(&x);
+        assert_eq!(y.float, x.as_slice());
+        for (i, x) in x.as_slice().chunks(32).enumerate() {
+            let amax = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+            let zeros = amax < SMALLEST_AMAX;
+            let id = if zeros { 0.0 } else { 127.0 / amax };
+            let codes: Vec<i8> = x.iter().map(|x| (x * id).round_ties_even() as i8).collect();
+            assert_eq!(y.codes[i * 32..(i + 1) * 32], codes);
+            assert_eq!(y.scales[i], if zeros { 0.0 } else { amax / 127.0 });
+            assert_eq!(y.sums[i], codes.iter().map(|&code| i32::from(code)).sum::<i32>());
+        }
+    }
+
+    #[test]
+    fn halves_round_to_even() {
+        let mut x = Mat::zeros(1, 32);
+        x.row_mut(0)[..6].copy_from_slice(&[127.0, 0.5, 1.5, 2.5, -0.5, -1.5]);
+        assert_eq!(quantized(&x).codes[..6], [127, 0, 2, 2, 0, -2]);
+    }
+
+    #[test]
+    fn what_is_not_finite_shows_in_its_block_alone() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let clean = random_mat(&mut Random::new(2), 2, 96);
+            let mut x = clean.clone();
+            x.row_mut(1)[40] = bad;
+            x.row_mut(1)[50] = f32::NEG_INFINITY;
+            let mut y = acts(96);
+            for isa in crate::Isa::available() {
+                Cpu::new(isa, 1).quantize(&x, &mut y);
+                let clean = quantized(&clean);
+                assert!(!y.scales[4].is_finite());
+                for block in [0, 1, 2, 3, 5] {
+                    let codes = block * 32..(block + 1) * 32;
+                    assert_eq!(y.codes[codes.clone()], clean.codes[codes]);
+                    assert_eq!(y.scales[block], clean.scales[block]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_forms_asked_for() {
+        let x = random_mat(&mut Random::new(3), 2, 64);
+        let cpu = Cpu::new(crate::Isa::best(), 1);
+        for (float, int8) in [(true, false), (false, true), (false, false)] {
+            let mut y = Acts::new(64, Forms { float, int8 });
+            cpu.quantize(&x, &mut y);
+            assert_eq!(
+                (y.float.len(), y.codes.len()),
+                (128 * usize::from(float), 128 * usize::from(int8))
+            );
+        }
+    }
+}

@@ -228,3 +228,120 @@ impl Kernel for Rope<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_util::{Random, as_acts, assert_near, random_mat, run_everywhere};
+
+    /// Rotates in f64, with complex numbers written out.
+    fn exact(
+        x: &Mat,
+        table: &RopeTable,
+        style: RopeStyle,
+        positions: &[usize],
+        e: usize,
+    ) -> Vec<f64> {
+        let mut y: Vec<f64> = x.as_slice().iter().map(|&x| f64::from(x)).collect();
+        let half = table.frequencies.len();
+        for (t, row) in y.chunks_mut(x.cols()).enumerate() {
+            for head in row.chunks_mut(e) {
+                for i in 0..half {
+                    let (sin, cos) = (positions[t] as f64 * table.frequencies[i]).sin_cos();
+                    let (a, b) = match style {
+                        RopeStyle::Norm => (2 * i, 2 * i + 1),
+                        RopeStyle::Neox => (i, i + half),
+                    };
+                    (head[a], head[b]) =
+                        (head[a] * cos - head[b] * sin, head[b] * cos + head[a] * sin);
+                }
+            }
+        }
+        y
+    }
+
+    #[test]
+    fn close_to_f64() {
+        let positions = [0, 1, 511, 100_000];
+        for (e, n_rotated) in [(64, 64), (80, 32), (256, 256), (18, 10)] {
+            let x = random_mat(&mut Random::new(e as u64), positions.len(), 3 * e);
+            let table = RopeTable::new(n_rotated, 10_000.0, &RopeScaling::None);
+            for style in [RopeStyle::Norm, RopeStyle::Neox] {
+                let y = run_everywhere(|cpu| {
+                    let mut angles = RopeAngles::default();
+                    cpu.rope_angles(&table, &positions, &mut angles);
+                    let mut y = x.clone();
+                    cpu.rope(&angles, style, &mut y, e);
+                    as_acts(&y)
+                });
+                assert_near(&y.float, &exact(&x, &table, style, &positions, e), 2e-7);
+            }
+        }
+    }
+
+    #[test]
+    fn unscaled_frequencies() {
+        let table = RopeTable::new(8, 10_000.0, &RopeScaling::None);
+        let expected = [1.0, 0.1, 0.01, 0.001];
+        for (frequency, expected) in table.frequencies.iter().zip(expected) {
+            assert!((frequency / expected - 1.0f64).abs() < 1e-15);
+        }
+        let linear = RopeTable::new(8, 10_000.0, &RopeScaling::Linear { factor: 4.0 });
+        assert!(linear.frequencies.iter().zip(&table.frequencies).all(|(a, b)| a * 4.0 == *b));
+        let factors = RopeScaling::Factors(vec![1.0, 2.0, 4.0, 8.0]);
+        let scaled = RopeTable::new(8, 10_000.0, &factors);
+        assert!((scaled.frequencies[3] * 8.0 - table.frequencies[3]).abs() < 1e-18);
+    }
+
+    /// Pair and frequency, from the published formulas written apart in numpy and f32: Llama 3.1 8B.
+    const LLAMA3: [(usize, f64); 10] = [
+        (0, 1.0),
+        (10, 1.286_873_8e-1),
+        (28, 3.211_446_1e-3),
+        (29, 2.166_570_6e-3),
+        (30, 1.371_893_7e-3),
+        (32, 5.248_460_2e-4),
+        (34, 1.785_077_9e-4),
+        (35, 9.556_212_9e-5),
+        (36, 7.784_655_5e-5),
+        (63, 3.068_925_9e-7),
+    ];
+
+    /// The same for YaRN: head size 128, base 1e6, factor 4, 32,768 tokens.
+    const YARN: [(usize, f64); 9] = [
+        (0, 1.0),
+        (20, 1.333_521_5e-2),
+        (23, 6.978_306_0e-3),
+        (24, 5.375_321_5e-3),
+        (30, 1.064_361_1e-3),
+        (39, 6.490_394_3e-5),
+        (40, 4.445_698_5e-5),
+        (41, 3.582_531_3e-5),
+        (63, 3.102_344_4e-7),
+    ];
+
+    #[test]
+    fn scaled_frequencies() {
+        let llama3 = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context_len: 8192,
+        };
+        let table = RopeTable::new(128, 500_000.0, &llama3);
+        for (i, expected) in LLAMA3 {
+            assert!((table.frequencies[i] / expected - 1.0).abs() < 1e-5, "pair {i}");
+        }
+        let yarn = RopeScaling::Yarn {
+            factor: 4.0,
+            original_context_len: 32768,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: 1.138_629_436,
+        };
+        let table = RopeTable::new(128, 1e6, &yarn);
+        for (i, expected) in YARN {
+            assert!((table.frequencies[i] / expected - 1.0).abs() < 1e-5, "pair {i}");
+        }
+    }
+}

@@ -1,6 +1,8 @@
 //! What tests share.
 
-use crate::mat::Mat;
+use crate::cpu::Cpu;
+use crate::isa::Isa;
+use crate::mat::{ACT_BLOCK, Acts, Forms, Mat};
 
 /// SplitMix64 (Steele et al. 2014).
 pub(crate) struct Random(u64);
@@ -34,4 +36,45 @@ pub(crate) fn random_mat(random: &mut Random, rows: usize, cols: usize) -> Mat {
     let mut mat = Mat::zeros(rows, cols);
     mat.as_mut_slice().fill_with(|| random.value());
     mat
+}
+
+/// Both forms, if the width allows.
+pub(crate) fn acts(cols: usize) -> Acts {
+    Acts::new(cols, Forms { float: true, int8: cols.is_multiple_of(ACT_BLOCK) })
+}
+
+/// Runs an op on every instruction set with 1, 2 and 3 threads and checks that the bits of its
+/// result are always the same; returns it.
+pub(crate) fn run_everywhere(op: impl Fn(&Cpu) -> Acts) -> Acts {
+    let bits = |y: &Acts| -> (Vec<u32>, Vec<i8>, Vec<u32>, Vec<i32>) {
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect();
+        (bits(&y.float), y.codes.clone(), bits(&y.scales), y.sums.clone())
+    };
+    let expected = op(&Cpu::new(Isa::Scalar, 1));
+    for isa in Isa::available() {
+        for n_threads in 1..=3 {
+            let y = op(&Cpu::new(isa, n_threads));
+            assert_eq!(bits(&y), bits(&expected), "{isa}, {n_threads} threads");
+        }
+    }
+    expected
+}
+
+/// The float form of `x`, to return a matrix where forms are expected.
+pub(crate) fn as_acts(x: &Mat) -> Acts {
+    let mut y = Acts::new(x.cols(), Forms { float: true, int8: false });
+    y.set_rows(x.rows());
+    y.float.copy_from_slice(x.as_slice());
+    y
+}
+
+/// Checks that `y` is near `exact`, relative to the largest value.
+#[track_caller]
+pub(crate) fn assert_near(y: &[f32], exact: &[f64], tolerance: f64) {
+    assert_eq!(y.len(), exact.len());
+    let largest = exact.iter().fold(0.0f64, |a, x| a.max(x.abs()));
+    for (i, (&y, &exact)) in y.iter().zip(exact).enumerate() {
+        let error = (f64::from(y) - exact).abs();
+        assert!(error <= tolerance * largest, "value {i}: {y} for {exact}");
+    }
 }
