@@ -19,42 +19,40 @@ pub enum RopeStyle {
 }
 
 /// How the frequencies are changed for contexts longer than those of the training.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum RopeScaling {
     /// Not at all.
     None,
     /// Every frequency divided by `factor` (position interpolation, arXiv:2306.15595).
     Linear {
         /// Usually longest context over context of the training.
-        factor: f64,
+        factor: f32,
     },
     /// Llama 3.1: wavelengths longer than `original_context_len / low_freq_factor` are divided by
     /// `factor`, those shorter than `original_context_len / high_freq_factor` kept, linear between.
     Llama3 {
         /// Divides the low frequencies.
-        factor: f64,
+        factor: f32,
         /// Bounds the low frequencies.
-        low_freq_factor: f64,
+        low_freq_factor: f32,
         /// Bounds the high frequencies.
-        high_freq_factor: f64,
+        high_freq_factor: f32,
         /// Context of the training, in tokens.
         original_context_len: usize,
     },
-    /// Frequency `i` divided by `factors[i]` (GGUF `rope_freqs.weight`, LongRoPE).
-    Factors(Vec<f32>),
     /// YaRN (arXiv:2309.00071): interpolated below `beta_slow` turns over the training's context,
     /// kept above `beta_fast`, linear in the pair's number between.
     Yarn {
         /// Divides the low frequencies.
-        factor: f64,
+        factor: f32,
         /// Context of the training, in tokens.
         original_context_len: usize,
         /// Usually 32.
-        beta_fast: f64,
+        beta_fast: f32,
         /// Usually 1.
-        beta_slow: f64,
+        beta_slow: f32,
         /// Factor on sine and cosine, usually `0.1 ln(factor) + 1`.
-        attention_factor: f64,
+        attention_factor: f32,
     },
 }
 
@@ -72,26 +70,25 @@ impl RopeTable {
     /// is the head size unless only the first values of a head are rotated.
     ///
     /// # Panics
-    /// If `n_rotated` is odd, or there are not `n_rotated / 2` factors.
-    pub fn new(n_rotated: usize, base: f64, scaling: &RopeScaling) -> RopeTable {
+    /// If `n_rotated` is odd.
+    pub fn new(n_rotated: usize, base: f32, scaling: RopeScaling) -> RopeTable {
         assert!(n_rotated.is_multiple_of(2), "{n_rotated} values are no whole number of pairs");
-        if let RopeScaling::Factors(factors) = scaling {
-            assert_eq!(factors.len(), n_rotated / 2, "one factor for each pair");
-        }
+        let base = f64::from(base);
         let frequency = |i: usize| libm::pow(base, -2.0 * i as f64 / n_rotated as f64);
         let ramp = yarn_ramp(n_rotated, base, scaling);
         let scaled = |i: usize| {
             let f = frequency(i);
             match scaling {
                 RopeScaling::None => f,
-                RopeScaling::Linear { factor } => f / factor,
-                RopeScaling::Factors(factors) => f / f64::from(factors[i]),
-                &RopeScaling::Llama3 {
+                RopeScaling::Linear { factor } => f / f64::from(factor),
+                RopeScaling::Llama3 {
                     factor,
                     low_freq_factor,
                     high_freq_factor,
                     original_context_len,
                 } => {
+                    let [factor, low_freq_factor, high_freq_factor] =
+                        [factor, low_freq_factor, high_freq_factor].map(f64::from);
                     let turns = original_context_len as f64 * f / std::f64::consts::TAU;
                     let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
                     if turns < low_freq_factor {
@@ -105,15 +102,28 @@ impl RopeTable {
                 RopeScaling::Yarn { factor, .. } => {
                     let (low, high) = ramp;
                     let interpolated = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
-                    f / factor * interpolated + f * (1.0 - interpolated)
+                    f / f64::from(factor) * interpolated + f * (1.0 - interpolated)
                 }
             }
         };
         let magnitude = match scaling {
-            RopeScaling::Yarn { attention_factor, .. } => *attention_factor,
+            RopeScaling::Yarn { attention_factor, .. } => f64::from(attention_factor),
             _ => 1.0,
         };
         RopeTable { frequencies: (0..n_rotated / 2).map(scaled).collect(), magnitude }
+    }
+
+    /// The table with the frequency of pair `i` divided by `divisors[i]` as well (`rope_freqs.weight`
+    /// of GGUF files of Llama 3.1 and later).
+    ///
+    /// # Panics
+    /// If there is not one divisor for each pair.
+    pub fn divided_by(mut self, divisors: &[f32]) -> RopeTable {
+        assert_eq!(divisors.len(), self.frequencies.len(), "one divisor for each pair");
+        for (frequency, &divisor) in self.frequencies.iter_mut().zip(divisors) {
+            *frequency /= f64::from(divisor);
+        }
+        self
     }
 
     /// R: values of a head that are rotated.
@@ -123,8 +133,8 @@ impl RopeTable {
 }
 
 /// The pairs between which YaRN passes from kept to interpolated frequencies.
-fn yarn_ramp(n_rotated: usize, base: f64, scaling: &RopeScaling) -> (f64, f64) {
-    let &RopeScaling::Yarn { original_context_len, beta_fast, beta_slow, .. } = scaling else {
+fn yarn_ramp(n_rotated: usize, base: f64, scaling: RopeScaling) -> (f64, f64) {
+    let RopeScaling::Yarn { original_context_len, beta_fast, beta_slow, .. } = scaling else {
         return (0.0, 1.0);
     };
     // The pair that makes `turns` turns over the training's context.
@@ -132,8 +142,8 @@ fn yarn_ramp(n_rotated: usize, base: f64, scaling: &RopeScaling) -> (f64, f64) {
         let wavelength = original_context_len as f64 / (turns * std::f64::consts::TAU);
         n_rotated as f64 * libm::log(wavelength) / (2.0 * libm::log(base))
     };
-    let low = pair(beta_fast).floor().max(0.0);
-    let high = pair(beta_slow).ceil().min(n_rotated as f64 - 1.0);
+    let low = pair(f64::from(beta_fast)).floor().max(0.0);
+    let high = pair(f64::from(beta_slow)).ceil().min(n_rotated as f64 - 1.0);
     (low, if high > low { high } else { low + 0.001 })
 }
 
@@ -265,7 +275,7 @@ mod tests {
         let positions = [0, 1, 511, 100_000];
         for (e, n_rotated) in [(64, 64), (80, 32), (256, 256), (18, 10)] {
             let x = random_mat(&mut Random::new(e as u64), positions.len(), 3 * e);
-            let table = RopeTable::new(n_rotated, 10_000.0, &RopeScaling::None);
+            let table = RopeTable::new(n_rotated, 10_000.0, RopeScaling::None);
             for style in [RopeStyle::Norm, RopeStyle::Neox] {
                 let y = run_everywhere(|cpu| {
                     let mut angles = RopeAngles::default();
@@ -281,15 +291,14 @@ mod tests {
 
     #[test]
     fn unscaled_frequencies() {
-        let table = RopeTable::new(8, 10_000.0, &RopeScaling::None);
+        let table = RopeTable::new(8, 10_000.0, RopeScaling::None);
         let expected = [1.0, 0.1, 0.01, 0.001];
         for (frequency, expected) in table.frequencies.iter().zip(expected) {
             assert!((frequency / expected - 1.0f64).abs() < 1e-15);
         }
-        let linear = RopeTable::new(8, 10_000.0, &RopeScaling::Linear { factor: 4.0 });
+        let linear = RopeTable::new(8, 10_000.0, RopeScaling::Linear { factor: 4.0 });
         assert!(linear.frequencies.iter().zip(&table.frequencies).all(|(a, b)| a * 4.0 == *b));
-        let factors = RopeScaling::Factors(vec![1.0, 2.0, 4.0, 8.0]);
-        let scaled = RopeTable::new(8, 10_000.0, &factors);
+        let scaled = table.clone().divided_by(&[1.0, 2.0, 4.0, 8.0]);
         assert!((scaled.frequencies[3] * 8.0 - table.frequencies[3]).abs() < 1e-18);
     }
 
@@ -328,7 +337,7 @@ mod tests {
             high_freq_factor: 4.0,
             original_context_len: 8192,
         };
-        let table = RopeTable::new(128, 500_000.0, &llama3);
+        let table = RopeTable::new(128, 500_000.0, llama3);
         for (i, expected) in LLAMA3 {
             assert!((table.frequencies[i] / expected - 1.0).abs() < 1e-5, "pair {i}");
         }
@@ -337,9 +346,9 @@ mod tests {
             original_context_len: 32768,
             beta_fast: 32.0,
             beta_slow: 1.0,
-            attention_factor: 1.138_629_436,
+            attention_factor: 1.138_629_4,
         };
-        let table = RopeTable::new(128, 1e6, &yarn);
+        let table = RopeTable::new(128, 1e6, yarn);
         for (i, expected) in YARN {
             assert!((table.frequencies[i] / expected - 1.0).abs() < 1e-5, "pair {i}");
         }
