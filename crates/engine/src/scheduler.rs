@@ -63,6 +63,9 @@ impl Scheduler {
             budget -= n;
         }
         self.add_drafts(&mut step, budget);
+        debug_assert!(self.running.iter().zip(&step.n_tokens).all(|(s, &n)| {
+            (n <= s.pending() && s.drafts.is_empty()) || n == s.pending() + s.drafts.len()
+        }));
         step
     }
 

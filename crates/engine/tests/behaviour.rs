@@ -276,22 +276,24 @@ fn the_next_turn_finds_the_last_one_in_the_cache() {
 fn drafts_end_where_the_sequence_does() {
     let x = b'x' as TokenId;
     let config = EngineConfig { speculate: Speculate::Lookup { max_drafts: 8 }, ..roomy() };
-    let run_with = |params: &SamplingParams| {
+    let run_with = |prompt_len: usize, params: &SamplingParams| {
         let mut engine = engine(config.clone());
-        let id = add(&mut engine, &[x; 4], params);
+        let id = add(&mut engine, &vec![x; prompt_len], params);
         let output = run(&mut engine, id, 1).remove(0);
         (output, engine.stats().drafts_accepted)
     };
     let endless = SamplingParams { max_tokens: None, ..params(only(x)) };
-    let (output, accepted) = run_with(&endless);
-    assert_eq!((output.tokens.len(), output.text.len()), (252, 252));
-    assert!(accepted > 200);
+    for prompt_len in 4..14 {
+        let (output, accepted) = run_with(prompt_len, &endless);
+        assert_eq!((output.tokens.len(), output.text.len()), (256 - prompt_len, 256 - prompt_len));
+        assert!(accepted > 200);
+    }
     for len in 1..30 {
         let stop = SamplingParams { stop: vec!["x".repeat(len)], ..endless.clone() };
-        let (output, _) = run_with(&stop);
+        let (output, _) = run_with(4, &stop);
         assert_eq!((output.tokens.len(), output.text.len()), (len, 0));
         let short = SamplingParams { max_tokens: Some(len), ..endless.clone() };
-        let (output, _) = run_with(&short);
+        let (output, _) = run_with(4, &short);
         assert_eq!((output.tokens.len(), output.text.len()), (len, len));
     }
     // An end token that was a draft.

@@ -60,6 +60,10 @@ impl Sampler {
         banned: impl Iterator<Item = TokenId>,
         place: Place,
     ) -> TokenId {
+        let mut banned = banned.peekable();
+        if !params.penalizes() && params.logit_bias.is_empty() && banned.peek().is_none() {
+            return self.draw(logits, params, place);
+        }
         let mut row = std::mem::take(&mut self.logits);
         row.clear();
         row.extend_from_slice(logits);
@@ -90,35 +94,17 @@ impl Sampler {
         }
         if (1..logits.len()).contains(&params.top_k) {
             processors::select_top(logits, params.top_k, &mut self.candidates);
-            if let Some(&(id, l)) = self.candidates.last()
-                && cut.keeps(id, l)
+            if let Some(&(id, logit)) = self.candidates.last()
+                && cut.keeps(id, logit)
             {
-                cut = Cut { logit: l as f64, id };
+                cut = Cut { logit, id };
             }
         }
         if params.top_p < 1.0 {
             let scratch = &mut self.candidates;
             cut = processors::top_p(logits, cut, max, temperature, params.top_p, scratch);
         }
-
-        // l + T g has the order of l / T + g, and is defined for the smallest T.
-        let mut noise = Noise::new(place.seed, place.choice, place.position);
-        let mut best = (max as f64 + temperature * noise::gumbel(noise.bits(first)), first);
-        for (id, l) in processors::kept(logits, cut) {
-            let l = l as f64;
-            if l + temperature * GUMBEL_MAX < best.0 {
-                continue;
-            }
-            let bits = noise.bits(id);
-            if l + temperature * noise::gumbel_bound(bits) < best.0 {
-                continue;
-            }
-            let score = l + temperature * noise::gumbel(bits);
-            if score > best.0 || (score == best.0 && id < best.1) {
-                best = (score, id);
-            }
-        }
-        best.1
+        noisy_argmax(logits, cut, (first, max), temperature, place)
     }
 
     /// `log softmax(l)` of `token` and of the `n_top` most likely tokens. The sum of exponentials
@@ -139,11 +125,52 @@ impl Sampler {
 
 /// The largest logit and the lowest id that has it; (0, -inf) if there is none.
 fn argmax(logits: &[f32]) -> (TokenId, f32) {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (id, &l) in (0..).zip(logits) {
-        if l > best.1 {
-            best = (id, l);
+    const LANES: usize = 16;
+    let (rows, rest) = logits.as_chunks::<LANES>();
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for row in rows {
+        for (m, &l) in lanes.iter_mut().zip(row) {
+            // Not `f32::max`: a NaN is not larger than anything.
+            *m = if l > *m { l } else { *m };
         }
     }
-    best
+    let all = lanes.iter().chain(rest);
+    let max = all.fold(f32::NEG_INFINITY, |m, &l| if l > m { l } else { m });
+    let id = logits.iter().position(|&l| l == max).unwrap_or(0);
+    (id as TokenId, max)
+}
+
+/// `argmax(l + T g)` over the tokens that a cut keeps: it has the order of `l / T + g`, and is
+/// defined for the smallest T. `first` is the token with the largest logit.
+fn noisy_argmax(
+    logits: &[f32],
+    cut: Cut,
+    first: (TokenId, f32),
+    temperature: f64,
+    place: Place,
+) -> TokenId {
+    let noise = Noise::new(place.seed, place.choice, place.position);
+    let score = |l: f32, bits: u32| l as f64 + temperature * noise::gumbel(bits);
+    // A logit below this cannot win, whatever its noise.
+    let floor = |best: f64| ((best - temperature * GUMBEL_MAX) as f32).next_down().max(cut.logit);
+
+    let (mut token, l) = first;
+    let mut best = score(l, noise.bits(token / 4)[token as usize % 4]);
+    let mut least = floor(best);
+    for (block, four) in (0..).zip(logits.chunks(4)) {
+        if !four.iter().any(|&l| l >= least) {
+            continue;
+        }
+        for ((id, &l), bits) in (4 * block..).zip(four).zip(noise.bits(block)) {
+            if !cut.keeps(id, l) || l as f64 + temperature * noise::gumbel_bound(bits) < best {
+                continue;
+            }
+            let score = score(l, bits);
+            if score > best || (score == best && id < token) {
+                (best, token) = (score, id);
+                least = floor(best);
+            }
+        }
+    }
+    token
 }

@@ -29,30 +29,24 @@ pub fn philox4x32(
 ///
 /// The key is the seed; the counter is `(id / 4, position, choice, 0)` and word `id % 4` of the
 /// block is the token's. The last counter word is left for other uses of the same seed.
+#[derive(Clone, Copy, Debug)]
 pub struct Noise {
     key: [u32; 2],
     position: u32,
     choice: u32,
-    block: Option<u32>,
-    words: [u32; 4],
 }
 
 impl Noise {
     /// The noise for the token at `position` of its sequence.
     pub fn new(seed: u64, choice: usize, position: usize) -> Noise {
         let key = [seed as u32, (seed >> 32) as u32];
-        let (position, choice) = (position as u32, choice as u32);
-        Noise { key, position, choice, block: None, words: [0; 4] }
+        Noise { key, position: position as u32, choice: choice as u32 }
     }
 
-    /// The token's 32 random bits. Fast for ids in ascending order.
+    /// The random bits of the tokens `4 * block..4 * block + 4`.
     #[inline]
-    pub fn bits(&mut self, id: u32) -> u32 {
-        if self.block != Some(id / 4) {
-            self.block = Some(id / 4);
-            self.words = philox4x32([id / 4, self.position, self.choice, 0], self.key);
-        }
-        self.words[(id % 4) as usize]
+    pub fn bits(&self, block: u32) -> [u32; 4] {
+        philox4x32([block, self.position, self.choice, 0], self.key)
     }
 }
 
@@ -103,29 +97,41 @@ pub fn ln(x: f64) -> f64 {
     e * LN2_HI + (e * LN2_LO + 2.0 * s * sum)
 }
 
-/// `e^x` for `x <= 0`, to 3 ulps, in plain arithmetic so that all machines agree; 0 below
-/// -700.
+/// Steps of the table of [`exp`] in a factor of 2.
+const STEPS: usize = 128;
+
+/// `2^(i / STEPS)`.
+const POWERS: [f64; STEPS] = {
+    let mut powers = [1.0; STEPS];
+    let mut i = 1;
+    while i < STEPS {
+        let x = std::f64::consts::LN_2 * i as f64 / STEPS as f64;
+        let mut k = 20;
+        while k > 0 {
+            powers[i] = 1.0 + powers[i] * x / k as f64;
+            k -= 1;
+        }
+        i += 1;
+    }
+    powers
+};
+
+/// `e^x` for `x <= 0`, to 3 ulps, in plain arithmetic so that all machines agree; 0 below -700.
 ///
-/// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; `e^r` by its series.
+/// `x = n ln 2 / 128 + r` with `|r| <= ln 2 / 256`; `2^(n / 128)` from a table, `e^r` by its series.
 #[inline]
 pub fn exp(x: f64) -> f64 {
     const ROUND: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52: adding it rounds to an integer
-    const SERIES: [f64; 14] = {
-        let mut series = [1.0; 14];
-        let mut k = 1;
-        while k < 14 {
-            series[k] = series[k - 1] / k as f64;
-            k += 1;
-        }
-        series
-    };
-    let x = if x > -700.0 { x } else { -700.0 };
-    let n = (x * std::f64::consts::LOG2_E + ROUND) - ROUND;
-    let r = (x - n * LN2_HI) - n * LN2_LO;
-    let mut sum = SERIES[13];
-    for k in (0..13).rev() {
-        sum = sum * r + SERIES[k];
-    }
-    let scaled = sum * f64::from_bits(((n as i64 + 1023) as u64) << 52);
-    if x > -700.0 { scaled } else { 0.0 }
+    const STEP_HI: f64 = LN2_HI / STEPS as f64;
+    const STEP_LO: f64 = LN2_LO / STEPS as f64;
+    let in_range = x > -700.0;
+    let x = if in_range { x } else { -700.0 };
+    let rounded = x * (STEPS as f64 * std::f64::consts::LOG2_E) + ROUND;
+    let n = rounded - ROUND;
+    let i = rounded.to_bits() as i64 - ROUND.to_bits() as i64;
+    let r = (x - n * STEP_HI) - n * STEP_LO;
+    let series = r + r * r * (1.0 / 2.0 + r * (1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0))));
+    let power = POWERS[i as usize % STEPS];
+    let scale = f64::from_bits(((i.div_euclid(STEPS as i64) + 1023) as u64) << 52);
+    if in_range { (power + power * series) * scale } else { 0.0 }
 }

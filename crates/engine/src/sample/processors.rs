@@ -43,19 +43,18 @@ impl History {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cut {
     /// Its logit.
-    pub logit: f64,
+    pub logit: f32,
     /// Its id.
     pub id: TokenId,
 }
 
 impl Cut {
     /// Keeps every token that is not banned.
-    pub const NONE: Cut = Cut { logit: f64::MIN, id: TokenId::MAX };
+    pub const NONE: Cut = Cut { logit: f32::MIN, id: TokenId::MAX };
 
     /// Whether a token is kept. A NaN never is.
     #[inline]
     pub fn keeps(&self, id: TokenId, logit: f32) -> bool {
-        let logit = logit as f64;
         logit > self.logit || (logit == self.logit && id <= self.id)
     }
 }
@@ -89,7 +88,7 @@ pub fn select_top(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
         out.push((id, l + 0.0));
         if out.len() >= 2 * k + 64 {
             let (_, last, _) = out.select_nth_unstable_by(k - 1, by_logit);
-            floor = Cut { logit: last.1 as f64, id: last.0 };
+            floor = Cut { logit: last.1, id: last.0 };
             out.truncate(k);
         }
     }
@@ -99,7 +98,10 @@ pub fn select_top(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
 
 /// Min-p: keeps `p_i >= min_p * p_max`, that is `l_i >= l_max + T ln(min_p)`.
 pub fn min_p(max: f32, temperature: f64, min_p: f32) -> Cut {
-    Cut { logit: max as f64 + temperature * ln(min_p as f64), id: TokenId::MAX }
+    let floor = max as f64 + temperature * ln(min_p as f64);
+    let nearest = floor as f32;
+    let logit = if (nearest as f64) < floor { nearest.next_up() } else { nearest };
+    Cut { logit, id: TokenId::MAX }
 }
 
 /// Top-p: of the tokens that `cut` keeps, the fewest first ones whose probabilities
@@ -117,31 +119,36 @@ pub fn top_p(
     scratch: &mut Vec<Candidate>,
 ) -> Cut {
     const ONE: f64 = (1u64 << 40) as f64;
-    const CLASSES: usize = 8 * 28; // e^-28 < 2^-40: what lies below weighs nothing
-    let gap = |l: f32| (max as f64 - l as f64) / temperature;
-    let weight = |l: f32| (exp(-gap(l)) * ONE) as u64;
-    let class = |l: f32| ((gap(l) * 8.0) as usize).min(CLASSES - 1);
+    const DEPTH: f64 = 28.0; // e^-28 < 2^-40: what lies below weighs nothing
+    const CLASSES: usize = 8 * DEPTH as usize;
+    let scale = 1.0 / temperature;
+    let gap = |l: f32| (max as f64 - l as f64) * scale;
+    let weight = |gap: f64| (exp(-gap) * ONE) as u64;
+    let class = |gap: f64| (gap * 8.0) as usize;
 
     let mut classes = [0u64; CLASSES];
     for (_, l) in kept(logits, cut) {
-        classes[class(l)] += weight(l);
+        let gap = gap(l);
+        if gap < DEPTH {
+            classes[class(gap)] += weight(gap);
+        }
     }
     let total: u64 = classes.iter().sum();
-    let target = ((total as f64 * p as f64).ceil() as u64).clamp(1, total);
+    let target = ((total as f64 * p as f64).ceil() as u64).clamp(1, total.max(1));
 
     let mut sum = 0;
     let mut last = 0;
-    while sum + classes[last] < target {
+    while last + 1 < CLASSES && sum + classes[last] < target {
         sum += classes[last];
         last += 1;
     }
     scratch.clear();
-    scratch.extend(kept(logits, cut).filter(|&(_, l)| class(l) == last));
+    scratch.extend(kept(logits, cut).filter(|&(_, l)| class(gap(l)) == last));
     scratch.sort_unstable_by(by_logit);
     for &(id, l) in scratch.iter() {
-        sum += weight(l);
+        sum += weight(gap(l));
         if sum >= target {
-            return Cut { logit: l as f64, id };
+            return Cut { logit: l, id };
         }
     }
     cut
