@@ -91,8 +91,8 @@ pub struct Acts {
     pub(crate) codes: Vec<i8>,
     /// `[T, D / 32]`: scale of each block.
     pub(crate) scales: Vec<f32>,
-    /// `[T, D / 32]`: sum of each block's codes.
-    pub(crate) sums: Vec<i32>,
+    /// `[T, D / 32, 2]`: sum of the codes of each half block.
+    pub(crate) sums: Vec<[i32; 2]>,
 }
 
 impl Acts {

@@ -72,7 +72,7 @@ pub(crate) struct ActRows<'a> {
     float: Split<'a, f32>,
     codes: Split<'a, i8>,
     scales: Split<'a, f32>,
-    sums: Split<'a, i32>,
+    sums: Split<'a, [i32; 2]>,
 }
 
 /// A row, or a range of its columns; forms that are not asked for are empty.
@@ -80,7 +80,7 @@ pub(crate) struct ActRow<'a> {
     float: &'a mut [f32],
     codes: &'a mut [i8],
     scales: &'a mut [f32],
-    sums: &'a mut [i32],
+    sums: &'a mut [[i32; 2]],
 }
 
 impl<'a> ActRows<'a> {
@@ -158,8 +158,8 @@ impl ActRow<'_> {
             s.store_i8(low, &mut codes[0]);
             s.store_i8(high, &mut codes[1]);
             self.scales[i] = d;
-            // Whole numbers below 2^24: the sum is exact.
-            self.sums[i] = s.sum(s.add(low, high)) as i32;
+            // Whole numbers below 2^24: the sums are exact.
+            self.sums[i] = [s.sum(low) as i32, s.sum(high) as i32];
         }
     }
 }
@@ -193,7 +193,9 @@ mod tests {
             let codes: Vec<i8> = x.iter().map(|x| (x * id).round_ties_even() as i8).collect();
             assert_eq!(y.codes[i * 32..(i + 1) * 32], codes);
             assert_eq!(y.scales[i], if zeros { 0.0 } else { amax / 127.0 });
-            assert_eq!(y.sums[i], codes.iter().map(|&code| i32::from(code)).sum::<i32>());
+            let (first, second) = codes.split_at(ACT_BLOCK / 2);
+            let sum = |codes: &[i8]| codes.iter().map(|&code| i32::from(code)).sum::<i32>();
+            assert_eq!(y.sums[i], [sum(first), sum(second)]);
         }
     }
 

@@ -46,7 +46,7 @@ pub(crate) fn acts(cols: usize) -> Acts {
 /// Runs an op on every instruction set with 1, 2 and 3 threads and checks that the bits of its
 /// result are always the same; returns it.
 pub(crate) fn run_everywhere(op: impl Fn(&Cpu) -> Acts) -> Acts {
-    let bits = |y: &Acts| -> (Vec<u32>, Vec<i8>, Vec<u32>, Vec<i32>) {
+    let bits = |y: &Acts| -> (Vec<u32>, Vec<i8>, Vec<u32>, Vec<[i32; 2]>) {
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect();
         (bits(&y.float), y.codes.clone(), bits(&y.scales), y.sums.clone())
     };

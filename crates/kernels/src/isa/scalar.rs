@@ -35,7 +35,7 @@ unsafe fn linear_blocks<B: Block>(args: &TileArgs<'_>) {
                     for (t, acc) in acc[..height].iter_mut().enumerate() {
                         let at = (first + t) * x.cols / GROUP + b * B::N_GROUPS + g;
                         let q = x.codes[at * GROUP..].first_chunk().expect("a whole group");
-                        step::<B>(&group, q, x.scales[at], x.sums[at], &mut acc[row]);
+                        step::<B>(&group, q, x.scales[at], x.sums[at].iter().sum(), &mut acc[row]);
                     }
                 }
             }

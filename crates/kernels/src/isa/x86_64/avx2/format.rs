@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::isa::x86_64::{Codes, Format, Scales};
+use crate::isa::x86_64::format::{Codes, Format, Scales};
 
 /// The codes at k = 4 QUAD..4 QUAD + 4, one dword per output row.
 ///
@@ -52,7 +52,7 @@ pub(super) unsafe fn codes<F: Format, const QUAD: usize>(
                 let high = _mm256_and_si256(high, _mm256_set1_epi8(0x30));
                 _mm256_or_si256(nibbles::<QUAD>(block, octet), high)
             }
-            Codes::Eight => {
+            Codes::Eight | Codes::Small { .. } => {
                 let codes = block.add(512 * strip + 64 * QUAD + 32 * half);
                 _mm256_load_si256(codes.cast())
             }
@@ -85,6 +85,9 @@ pub(super) unsafe fn scale<F: Format>(
                 let sc = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(sc));
                 _mm256_mul_ps(halves(unit.add(d + 16 * octet)), sc)
             }
+            Scales::Expanded { dw, .. } => {
+                _mm256_load_ps(block.add(dw + 128 * step + 32 * octet).cast())
+            }
         }
     }
 }
@@ -103,6 +106,10 @@ pub(super) unsafe fn min<F: Format>(
     unsafe {
         match F::SCALES {
             Scales::Plain { .. } | Scales::Sixteens { .. } => None,
+            Scales::Expanded { min: false, .. } => None,
+            Scales::Expanded { dw, steps, min: true } => {
+                Some(_mm256_load_ps(block.add(dw + 128 * steps + 32 * octet).cast()))
+            }
             Scales::Min { m, .. } => Some(halves(block.add(m + 16 * octet))),
             Scales::Super { dmin, m, .. } => {
                 let m = _mm_loadl_epi64(block.add(m + 8 * octet).cast());

@@ -13,88 +13,155 @@
 //! One `vpmaddwd` then widens them to i32 (and multiplies the high nibbles by 16).
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 use super::format::{codes, min, scale};
 use super::store;
-use crate::isa::x86_64::{CHUNK, Codes, Format, Terms, row_groups};
-use crate::linear::TileArgs;
+use crate::isa::x86_64::format::{Codes, Format};
+use crate::isa::x86_64::share::{Piece, Weights, by_rows};
+use crate::isa::x86_64::terms::{CHUNK, Terms};
 use crate::mat::{ACT_BLOCK, Acts};
-use crate::weight::tile::ROWS;
 
-/// Most activation rows that go through a weight tile together: 4 sums in i16 and in i32, or two
-/// planes of i16.
-const MAX_ROWS: usize = 4;
+/// Weights of format F; many rows read them as E.
+pub(super) struct Blocks<F, E>(PhantomData<(F, E)>);
 
-/// The kernel for format F.
+impl<F: Format, E: Format> Weights for Blocks<F, E> {
+    const CHUNK: usize = CHUNK * ACT_BLOCK;
+    // 4 sums in i16 and in i32, or of low and high nibbles.
+    const FEW: usize = 4;
+    const MANY: usize = 4;
+    const EXPAND_FROM: usize = match F::CODES {
+        Codes::Five { .. } | Codes::Six { .. } => Self::FEW + 1,
+        _ => 16,
+    };
+
+    fn n_bytes(n: usize) -> usize {
+        n / (F::BLOCKS * ACT_BLOCK) * F::UNIT
+    }
+
+    unsafe fn expand(w: *const u8, n: usize, to: *mut u8) -> *const u8 {
+        if let Codes::Eight = F::CODES {
+            return w;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { expand::<F, E>(w, n / ACT_BLOCK, to) };
+        to
+    }
+
+    unsafe fn few(piece: &Piece<'_>) {
+        // SAFETY: the caller's promise.
+        unsafe { by_rows!(piece.n_rows, 1 2 3 4: chains::<F, _>(piece, fill::<F>)) }
+    }
+
+    unsafe fn many(piece: &Piece<'_>) {
+        // SAFETY: the caller's promise.
+        unsafe { by_rows!(piece.n_rows, 1 2 3 4: chains::<E, _>(piece, fill::<F>)) }
+    }
+}
+
+/// Unpacks `n` blocks.
 ///
 /// # Safety
-/// As [`crate::linear::LinearKernel`].
-pub(super) unsafe fn linear<F: Format>(args: &TileArgs<'_>) {
-    for tile in 0..args.n_out.div_ceil(ROWS) {
-        for (t, n_rows) in row_groups(args.x.rows, MAX_ROWS) {
-            // SAFETY: the caller's promise.
-            unsafe {
-                match n_rows {
-                    1 => rows::<F, 1>(args, tile, t),
-                    2 => rows::<F, 2>(args, tile, t),
-                    3 => rows::<F, 3>(args, tile, t),
-                    _ => rows::<F, 4>(args, tile, t),
+/// As [`Weights::expand`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn expand<F: Format, E: Format>(w: *const u8, n: usize, to: *mut u8) {
+    let (mut unit, mut block, mut to) = (w, w, to);
+    for b in 0..n {
+        // SAFETY: block `b` of whole units, and room for an expanded one.
+        unsafe {
+            if b % F::BLOCKS == 0 {
+                unit = block;
+                block = block.add(F::HEAD);
+            }
+            for octet in 0..4 {
+                let to_codes = to.add(512 * (octet / 2) + 32 * (octet % 2)).cast::<__m256i>();
+                _mm256_store_si256(to_codes, codes::<F, 0>(block, octet));
+                _mm256_store_si256(to_codes.add(2), codes::<F, 1>(block, octet));
+                _mm256_store_si256(to_codes.add(4), codes::<F, 2>(block, octet));
+                _mm256_store_si256(to_codes.add(6), codes::<F, 3>(block, octet));
+                _mm256_store_si256(to_codes.add(8), codes::<F, 4>(block, octet));
+                _mm256_store_si256(to_codes.add(10), codes::<F, 5>(block, octet));
+                _mm256_store_si256(to_codes.add(12), codes::<F, 6>(block, octet));
+                _mm256_store_si256(to_codes.add(14), codes::<F, 7>(block, octet));
+                let to_scales = to.add(1024 + 32 * octet);
+                for step in 0..F::STEPS {
+                    let dw = scale::<F>(unit, block, octet, step);
+                    _mm256_store_ps(to_scales.add(128 * step).cast(), dw);
+                }
+                if let Some(mw) = min::<F>(unit, block, octet) {
+                    _mm256_store_ps(to_scales.add(128 * F::STEPS).cast(), mw);
                 }
             }
+            block = block.add(F::BLOCK);
+            to = to.add(E::BLOCK);
         }
     }
 }
 
-/// Rows `t..t + MT` times weight tile `tile` of the share.
+/// Writes [`Terms::of`].
 ///
 /// # Safety
-/// As [`crate::linear::LinearKernel`]; the rows and the tile exist.
+/// The processor has the instruction set.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rows<F: Format, const MT: usize>(args: &TileArgs<'_>, tile: usize, t: usize) {
-    let x = args.x;
-    let n_blocks = x.cols / ACT_BLOCK;
-    let tile_bytes = n_blocks / F::BLOCKS * (F::HEAD + F::BLOCKS * F::BLOCK);
-    let mut block = args.tiles[tile * tile_bytes..][..tile_bytes].as_ptr();
-    let mut unit = block;
-    let mut terms = [Terms::ZERO; MT];
+unsafe fn fill<F: Format>(to: &mut MaybeUninit<Terms>, x: &Acts, t: usize, first: usize) {
+    to.write(Terms::of::<F>(x, t, first));
+}
+
+/// A piece of MT rows, weights in format F. `fill` is that of the packed format.
+///
+/// # Safety
+/// As [`Weights::few`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn chains<F: Format, const MT: usize>(
+    piece: &Piece<'_>,
+    fill: unsafe fn(&mut MaybeUninit<Terms>, &Acts, usize, usize),
+) {
+    let x = piece.args.x;
+    let (first, n) = (piece.first / ACT_BLOCK, piece.n / ACT_BLOCK);
+    let mut ahead = piece.ahead;
+    let n_lines = ahead.lines_per_step(n);
+    let mut terms = [const { MaybeUninit::uninit() }; MT];
+    let (mut unit, mut block) = (piece.w, piece.w);
     let mut acc = [[_mm256_setzero_ps(); MT]; 4];
-    for first in (0..n_blocks).step_by(CHUNK) {
-        let n = CHUNK.min(n_blocks - first);
+    if !piece.is_first() {
+        // SAFETY: 32 values a row.
+        acc = unsafe { piece.acc.cast::<[[__m256; MT]; 4]>().read() };
+    }
+    for from in (0..n).step_by(CHUNK) {
         for (m, terms) in terms.iter_mut().enumerate() {
             // SAFETY: the same instruction set.
-            unsafe { fill::<F>(terms, x, t + m, first, n) };
+            unsafe { fill(terms, x, piece.t + m, first + from) };
         }
-        let mut q = x.codes[t * x.cols + first * ACT_BLOCK..].as_ptr();
-        for b in 0..n {
-            // SAFETY: block `first + b` of the tile and of the rows.
+        let mut q = x.codes[piece.t * x.cols + (first + from) * ACT_BLOCK..].as_ptr();
+        for b in 0..CHUNK.min(n - from) {
+            ahead.fetch(n_lines);
+            // SAFETY: block `from + b` of the piece; all terms are filled.
             unsafe {
                 if b % F::BLOCKS == 0 {
                     unit = block;
                     block = block.add(F::HEAD);
                 }
+                let terms = &*(&raw const terms).cast();
                 for octet in 0..4 {
-                    dot::<F, MT>(unit, block, octet, q, x.cols, &terms, b, &mut acc[octet]);
+                    let acc = &mut acc[octet];
+                    dot::<F, MT>(unit, block, octet, q, x.cols, terms, b, acc);
                 }
                 block = block.add(F::BLOCK);
                 q = q.add(ACT_BLOCK);
             }
         }
     }
-    for octet in 0..4 {
-        for m in 0..MT {
-            // SAFETY: the caller's promise.
-            unsafe { store(args, t + m, tile, octet, acc[octet][m]) };
+    // SAFETY: the caller's promise; 32 values a row.
+    unsafe {
+        if piece.is_last() {
+            for octet in 0..4 {
+                store(piece, octet, &acc[octet]);
+            }
+        } else {
+            piece.acc.cast::<[[__m256; MT]; 4]>().write(acc);
         }
     }
-}
-
-/// [`Terms::fill`] for the instruction set.
-///
-/// # Safety
-/// The processor has it.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn fill<F: Format>(terms: &mut Terms, x: &Acts, t: usize, first: usize, n: usize) {
-    terms.fill::<F>(x, t, first, n);
 }
 
 /// One block of an octet's chains.
@@ -167,10 +234,11 @@ unsafe fn quad<F: Format, const MT: usize, const QUAD: usize>(
     stride: usize,
     sum: &mut Sum<MT>,
 ) {
-    let exact_quads = match F::CODES {
+    let exact = match F::CODES {
         Codes::Four | Codes::Eight => 8,
         Codes::Five { .. } => 4,
         Codes::Six { .. } => 2,
+        Codes::Small { exact } => exact,
     };
     // SAFETY: the caller's promise.
     unsafe {
@@ -188,7 +256,7 @@ unsafe fn quad<F: Format, const MT: usize, const QUAD: usize>(
             } else {
                 narrow[m] = _mm256_add_epi16(narrow[m], _mm256_maddubs_epi16(w, q));
             }
-            if (QUAD + 1).is_multiple_of(exact_quads) {
+            if (QUAD + 1).is_multiple_of(exact) {
                 let ones = _mm256_set1_epi16(1);
                 sum.wide[m] = _mm256_add_epi32(sum.wide[m], _mm256_madd_epi16(narrow[m], ones));
                 narrow[m] = _mm256_setzero_si256();

@@ -1,14 +1,48 @@
 //! The linear op with float weights: one fused multiply-add per k and row.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
-use super::store;
-use crate::isa::x86_64::row_groups;
-use crate::linear::TileArgs;
+use super::{spilled, store};
+use crate::isa::x86_64::share::{Piece, SCRATCH, Weights, by_rows};
 use crate::weight::tile::ROWS;
 
-/// Most activation rows that go through a weight tile together: 2 x 12 accumulators.
-const MAX_ROWS: usize = 12;
+/// Weights of format F; many rows read them as F32.
+pub(super) struct Floats<F>(PhantomData<F>);
+
+impl<F: Float> Weights for Floats<F> {
+    const CHUNK: usize = SCRATCH / (ROWS * F32::BYTES);
+    // 2 x 12 accumulators leave registers for the weights.
+    const FEW: usize = 12;
+    const MANY: usize = 12;
+    const EXPAND_FROM: usize = 24;
+
+    fn n_bytes(n: usize) -> usize {
+        n * ROWS * F::BYTES
+    }
+
+    unsafe fn expand(w: *const u8, n: usize, to: *mut u8) -> *const u8 {
+        if F::BYTES == F32::BYTES {
+            return w;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { expand::<F>(w, n, to) };
+        to
+    }
+
+    unsafe fn few(piece: &Piece<'_>) {
+        // SAFETY: the caller's promise.
+        unsafe { by_rows!(piece.n_rows, 1 2 3 4 5 6 7 8 9 10 11 12: chains::<F, _>(piece)) }
+    }
+
+    unsafe fn many(piece: &Piece<'_>) {
+        // SAFETY: the caller's promise.
+        unsafe { by_rows!(piece.n_rows, 1 2 3 4 5 6 7 8 9 10 11 12: chains::<F32, _>(piece)) }
+    }
+}
+
+/// Weights are fetched ahead every so many k.
+const FETCH_EVERY: usize = 4;
 
 /// A float format.
 pub(super) trait Float {
@@ -59,58 +93,58 @@ impl Float for BF16 {
     }
 }
 
-/// The kernel for format F.
+/// Turns the values of `n` k to f32.
 ///
 /// # Safety
-/// As [`crate::linear::LinearKernel`].
-pub(super) unsafe fn linear<F: Float>(args: &TileArgs<'_>) {
-    for tile in 0..args.n_out.div_ceil(ROWS) {
-        for (t, n_rows) in row_groups(args.x.rows, MAX_ROWS) {
-            // SAFETY: the caller's promise.
-            unsafe {
-                match n_rows {
-                    1 => rows::<F, 1>(args, tile, t),
-                    2 => rows::<F, 2>(args, tile, t),
-                    3 => rows::<F, 3>(args, tile, t),
-                    4 => rows::<F, 4>(args, tile, t),
-                    5 => rows::<F, 5>(args, tile, t),
-                    6 => rows::<F, 6>(args, tile, t),
-                    7 => rows::<F, 7>(args, tile, t),
-                    8 => rows::<F, 8>(args, tile, t),
-                    9 => rows::<F, 9>(args, tile, t),
-                    10 => rows::<F, 10>(args, tile, t),
-                    11 => rows::<F, 11>(args, tile, t),
-                    _ => rows::<F, 12>(args, tile, t),
-                }
-            }
+/// As [`Weights::expand`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn expand<F: Float>(w: *const u8, n: usize, to: *mut u8) {
+    for strip in 0..2 * n {
+        // SAFETY: strip `strip % 2` of k = `strip / 2`.
+        unsafe {
+            _mm512_store_ps(to.add(64 * strip).cast(), F::load(w.add(16 * F::BYTES * strip)));
         }
     }
 }
 
-/// Rows `t..t + MT` times weight tile `tile` of the share.
+/// A piece of MT rows, weights in format F.
 ///
 /// # Safety
-/// As [`crate::linear::LinearKernel`]; the rows and the tile exist.
+/// As [`Weights::few`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn rows<F: Float, const MT: usize>(args: &TileArgs<'_>, tile: usize, t: usize) {
-    let n_in = args.x.cols;
-    let tile_bytes = n_in * ROWS * F::BYTES;
-    let mut w = args.tiles[tile * tile_bytes..][..tile_bytes].as_ptr();
-    let mut x = args.x.float[t * n_in..(t + MT) * n_in].as_ptr();
+unsafe fn chains<F: Float, const MT: usize>(piece: &Piece<'_>) {
+    let stride = piece.args.x.cols;
+    let mut ahead = piece.ahead;
+    let n_lines = ahead.lines_per_step(piece.n.div_ceil(FETCH_EVERY));
+    let mut w = piece.w;
+    let mut x = piece.args.x.float[piece.t * stride + piece.first..].as_ptr();
     let mut acc = [[_mm512_setzero_ps(); MT]; 2];
-    for _ in 0..n_in {
-        // SAFETY: k < n_in values of the tile and of MT rows.
+    if !piece.is_first() {
+        // SAFETY: 32 values a row.
+        acc = unsafe { piece.acc.cast::<[[__m512; MT]; 2]>().read() };
+    }
+    for k in 0..piece.n {
+        if k.is_multiple_of(FETCH_EVERY) {
+            ahead.fetch(n_lines);
+        }
+        // SAFETY: the k of the piece.
         unsafe {
             let strips = [F::load(w), F::load(w.add(16 * F::BYTES))];
             for m in 0..MT {
-                let x = _mm512_set1_ps(*x.add(m * n_in));
+                let x = _mm512_set1_ps(*x.add(m * stride));
                 acc[0][m] = _mm512_fmadd_ps(strips[0], x, acc[0][m]);
                 acc[1][m] = _mm512_fmadd_ps(strips[1], x, acc[1][m]);
             }
-            w = w.add(ROWS * F::BYTES);
-            x = x.add(1);
+        }
+        w = w.wrapping_add(ROWS * F::BYTES);
+        x = x.wrapping_add(1);
+    }
+    // SAFETY: the caller's promise; 32 values a row.
+    unsafe {
+        if piece.is_last() {
+            store(piece, spilled(&acc).as_flattened());
+        } else {
+            piece.acc.cast::<[[__m512; MT]; 2]>().write(acc);
         }
     }
-    // SAFETY: the caller's promise.
-    unsafe { store(args, tile, t, acc.as_flattened()) };
 }

@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::isa::x86_64::{Codes, Format, Scales};
+use crate::isa::x86_64::format::{Codes, Format, Scales};
 
 /// The codes at k = 4 QUAD..4 QUAD + 4, one dword per output row.
 ///
@@ -43,7 +43,9 @@ pub(super) unsafe fn codes<F: Format, const QUAD: usize>(
                     _mm512_set1_epi8(0x30),
                 )
             }
-            Codes::Eight => _mm512_load_si512(block.add(512 * strip + 64 * QUAD).cast()),
+            Codes::Eight | Codes::Small { .. } => {
+                _mm512_load_si512(block.add(512 * strip + 64 * QUAD).cast())
+            }
         }
     }
 }
@@ -73,6 +75,9 @@ pub(super) unsafe fn scale<F: Format>(
                 let sc = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sc));
                 _mm512_mul_ps(halves(unit.add(d + 32 * strip)), sc)
             }
+            Scales::Expanded { dw, .. } => {
+                _mm512_load_ps(block.add(dw + 128 * step + 64 * strip).cast())
+            }
         }
     }
 }
@@ -91,6 +96,10 @@ pub(super) unsafe fn min<F: Format>(
     unsafe {
         match F::SCALES {
             Scales::Plain { .. } | Scales::Sixteens { .. } => None,
+            Scales::Expanded { min: false, .. } => None,
+            Scales::Expanded { dw, steps, min: true } => {
+                Some(_mm512_load_ps(block.add(dw + 128 * steps + 64 * strip).cast()))
+            }
             Scales::Min { m, .. } => Some(halves(block.add(m + 32 * strip))),
             Scales::Super { dmin, m, .. } => {
                 let m = _mm_load_si128(block.add(m + 16 * strip).cast());

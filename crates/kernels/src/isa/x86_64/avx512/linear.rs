@@ -1,86 +1,159 @@
 //! The linear op with integer weights.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 use super::format::{codes, min, scale};
-use super::store;
-use crate::isa::x86_64::{CHUNK, Format, Terms, row_groups};
-use crate::linear::TileArgs;
+use super::{spilled, store};
+use crate::isa::x86_64::format::{Codes, Expanded, Format};
+use crate::isa::x86_64::share::{Piece, Weights, by_rows};
+use crate::isa::x86_64::terms::{CHUNK, Terms};
 use crate::mat::{ACT_BLOCK, Acts};
-use crate::weight::tile::ROWS;
 
-/// Most activation rows that go through a weight tile together: 2 x 8 integer accumulators leave
-/// registers for the codes.
-const MAX_ROWS: usize = 8;
+/// Weights of format F; many rows read them as E.
+pub(super) struct Blocks<F, E>(PhantomData<(F, E)>);
 
-/// The kernel for format F.
-///
-/// # Safety
-/// As [`crate::linear::LinearKernel`].
-pub(super) unsafe fn linear<F: Format>(args: &TileArgs<'_>) {
-    for tile in 0..args.n_out.div_ceil(ROWS) {
-        for (t, n_rows) in row_groups(args.x.rows, MAX_ROWS) {
-            // SAFETY: the caller's promise.
-            unsafe {
-                match n_rows {
-                    1 => rows::<F, 1>(args, tile, t),
-                    2 => rows::<F, 2>(args, tile, t),
-                    3 => rows::<F, 3>(args, tile, t),
-                    4 => rows::<F, 4>(args, tile, t),
-                    5 => rows::<F, 5>(args, tile, t),
-                    6 => rows::<F, 6>(args, tile, t),
-                    7 => rows::<F, 7>(args, tile, t),
-                    _ => rows::<F, 8>(args, tile, t),
-                }
-            }
+/// Expanded weights with a zero, with a minimum, and with a scale for each 16 k.
+pub(super) type Zero = Expanded<true, false, 1, 8>;
+pub(super) type Min = Expanded<false, true, 1, 8>;
+pub(super) type Sixteens = Expanded<true, false, 2, 8>;
+
+impl<F: Format, E: Format> Weights for Blocks<F, E> {
+    const CHUNK: usize = CHUNK * ACT_BLOCK;
+    // 2 x 8 integer accumulators leave registers for the codes.
+    const FEW: usize = 8;
+    // 2 x 6 integer and float accumulators fill the registers.
+    const MANY: usize = 6;
+    const EXPAND_FROM: usize = match F::CODES {
+        Codes::Five { .. } | Codes::Six { .. } => Self::FEW + 1,
+        _ => 16,
+    };
+
+    fn n_bytes(n: usize) -> usize {
+        n / (F::BLOCKS * ACT_BLOCK) * F::UNIT
+    }
+
+    unsafe fn expand(w: *const u8, n: usize, to: *mut u8) -> *const u8 {
+        if let Codes::Eight = F::CODES {
+            return w;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { expand::<F, E>(w, n / ACT_BLOCK, to) };
+        to
+    }
+
+    unsafe fn few(piece: &Piece<'_>) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            by_rows!(piece.n_rows, 1 2 3 4 5 6 7 8: chains::<F, _>(piece, fill::<F>));
+        }
+    }
+
+    unsafe fn many(piece: &Piece<'_>) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            by_rows!(piece.n_rows, 1 2 3 4 5 6: chains::<E, _>(piece, fill::<F>));
         }
     }
 }
 
-/// Rows `t..t + MT` times weight tile `tile` of the share.
+/// Unpacks `n` blocks.
 ///
 /// # Safety
-/// As [`crate::linear::LinearKernel`]; the rows and the tile exist.
+/// As [`Weights::expand`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn rows<F: Format, const MT: usize>(args: &TileArgs<'_>, tile: usize, t: usize) {
-    let x = args.x;
-    let n_blocks = x.cols / ACT_BLOCK;
-    let tile_bytes = n_blocks / F::BLOCKS * (F::HEAD + F::BLOCKS * F::BLOCK);
-    let mut block = args.tiles[tile * tile_bytes..][..tile_bytes].as_ptr();
-    let mut unit = block;
-    let mut terms = [Terms::ZERO; MT];
+unsafe fn expand<F: Format, E: Format>(w: *const u8, n: usize, to: *mut u8) {
+    let (mut unit, mut block, mut to) = (w, w, to);
+    for b in 0..n {
+        // SAFETY: block `b` of whole units, and room for an expanded one.
+        unsafe {
+            if b % F::BLOCKS == 0 {
+                unit = block;
+                block = block.add(F::HEAD);
+            }
+            for s in 0..2 {
+                let to_codes = to.add(512 * s).cast::<__m512i>();
+                _mm512_store_si512(to_codes, codes::<F, 0>(block, s));
+                _mm512_store_si512(to_codes.add(1), codes::<F, 1>(block, s));
+                _mm512_store_si512(to_codes.add(2), codes::<F, 2>(block, s));
+                _mm512_store_si512(to_codes.add(3), codes::<F, 3>(block, s));
+                _mm512_store_si512(to_codes.add(4), codes::<F, 4>(block, s));
+                _mm512_store_si512(to_codes.add(5), codes::<F, 5>(block, s));
+                _mm512_store_si512(to_codes.add(6), codes::<F, 6>(block, s));
+                _mm512_store_si512(to_codes.add(7), codes::<F, 7>(block, s));
+                let to_scales = to.add(1024 + 64 * s);
+                for step in 0..F::STEPS {
+                    let dw = scale::<F>(unit, block, s, step);
+                    _mm512_store_ps(to_scales.add(128 * step).cast(), dw);
+                }
+                if let Some(mw) = min::<F>(unit, block, s) {
+                    _mm512_store_ps(to_scales.add(128 * F::STEPS).cast(), mw);
+                }
+            }
+            block = block.add(F::BLOCK);
+            to = to.add(E::BLOCK);
+        }
+    }
+}
+
+/// Writes [`Terms::of`].
+///
+/// # Safety
+/// The processor has the instruction set.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn fill<F: Format>(to: &mut MaybeUninit<Terms>, x: &Acts, t: usize, first: usize) {
+    to.write(Terms::of::<F>(x, t, first));
+}
+
+/// A piece of MT rows, weights in format F. `fill` is that of the packed format.
+///
+/// # Safety
+/// As [`Weights::few`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn chains<F: Format, const MT: usize>(
+    piece: &Piece<'_>,
+    fill: unsafe fn(&mut MaybeUninit<Terms>, &Acts, usize, usize),
+) {
+    let x = piece.args.x;
+    let (first, n) = (piece.first / ACT_BLOCK, piece.n / ACT_BLOCK);
+    let mut ahead = piece.ahead;
+    let n_lines = ahead.lines_per_step(n);
+    let mut terms = [const { MaybeUninit::uninit() }; MT];
+    let (mut unit, mut block) = (piece.w, piece.w);
     let mut acc = [[_mm512_setzero_ps(); MT]; 2];
-    for first in (0..n_blocks).step_by(CHUNK) {
-        let n = CHUNK.min(n_blocks - first);
+    if !piece.is_first() {
+        // SAFETY: 32 values a row.
+        acc = unsafe { piece.acc.cast::<[[__m512; MT]; 2]>().read() };
+    }
+    for from in (0..n).step_by(CHUNK) {
         for (m, terms) in terms.iter_mut().enumerate() {
             // SAFETY: the same instruction set.
-            unsafe { fill::<F>(terms, x, t + m, first, n) };
+            unsafe { fill(terms, x, piece.t + m, first + from) };
         }
-        let mut q = x.codes[t * x.cols + first * ACT_BLOCK..].as_ptr();
-        for b in 0..n {
-            // SAFETY: block `first + b` of the tile and of the rows.
+        let mut q = x.codes[piece.t * x.cols + (first + from) * ACT_BLOCK..].as_ptr();
+        for b in 0..CHUNK.min(n - from) {
+            ahead.fetch(n_lines);
+            // SAFETY: block `from + b` of the piece; all terms are filled.
             unsafe {
                 if b % F::BLOCKS == 0 {
                     unit = block;
                     block = block.add(F::HEAD);
                 }
-                dot::<F, MT>(unit, block, q, x.cols, &terms, b, &mut acc);
+                dot::<F, MT>(unit, block, q, x.cols, &*(&raw const terms).cast(), b, &mut acc);
                 block = block.add(F::BLOCK);
                 q = q.add(ACT_BLOCK);
             }
         }
     }
-    // SAFETY: the caller's promise.
-    unsafe { store(args, tile, t, acc.as_flattened()) };
-}
-
-/// [`Terms::fill`] for the instruction set.
-///
-/// # Safety
-/// The processor has it.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn fill<F: Format>(terms: &mut Terms, x: &Acts, t: usize, first: usize, n: usize) {
-    terms.fill::<F>(x, t, first, n);
+    // SAFETY: the caller's promise; 32 values a row.
+    unsafe {
+        if piece.is_last() {
+            store(piece, spilled(&acc).as_flattened());
+        } else {
+            piece.acc.cast::<[[__m512; MT]; 2]>().write(acc);
+        }
+    }
 }
 
 /// One block of the chains.

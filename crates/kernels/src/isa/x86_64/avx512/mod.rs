@@ -6,45 +6,64 @@ mod linear;
 
 use std::arch::x86_64::*;
 
+use super::format::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::share::{self, Piece};
 use crate::dtype::DType;
-use crate::isa::x86_64::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-use crate::linear::{LinearKernel, TileArgs};
+use crate::linear::LinearKernel;
 use crate::weight::tile::{ROWS, STRIP_ROWS};
+use float::{BF16, F16, F32, Floats};
+use linear::{Blocks, Min, Sixteens, Zero};
 
 /// The kernel of the linear op for weights of `dtype`.
 pub(crate) fn linear(dtype: DType) -> Option<LinearKernel> {
     Some(match dtype {
-        DType::F32 => float::linear::<float::F32>,
-        DType::F16 => float::linear::<float::F16>,
-        DType::BF16 => float::linear::<float::BF16>,
-        DType::Q4_0 => linear::linear::<Q4_0>,
-        DType::Q4_1 => linear::linear::<Q4_1>,
-        DType::Q5_0 => linear::linear::<Q5_0>,
-        DType::Q5_1 => linear::linear::<Q5_1>,
-        DType::Q8_0 => linear::linear::<Q8_0>,
-        DType::Q4_K => linear::linear::<Q4K>,
-        DType::Q5_K => linear::linear::<Q5K>,
-        DType::Q6_K => linear::linear::<Q6K>,
+        DType::F32 => share::linear::<Floats<F32>>,
+        DType::F16 => share::linear::<Floats<F16>>,
+        DType::BF16 => share::linear::<Floats<BF16>>,
+        DType::Q4_0 => share::linear::<Blocks<Q4_0, Zero>>,
+        DType::Q4_1 => share::linear::<Blocks<Q4_1, Min>>,
+        DType::Q5_0 => share::linear::<Blocks<Q5_0, Zero>>,
+        DType::Q5_1 => share::linear::<Blocks<Q5_1, Min>>,
+        DType::Q8_0 => share::linear::<Blocks<Q8_0, Q8_0>>,
+        DType::Q4_K => share::linear::<Blocks<Q4K, Min>>,
+        DType::Q5_K => share::linear::<Blocks<Q5K, Min>>,
+        DType::Q6_K => share::linear::<Blocks<Q6K, Sixteens>>,
         _ => return None,
     })
 }
 
-/// Ends the chains of some rows from row `t` with tile `tile`: bias, sum with `y`, store. `acc`
-/// has the rows of strip 0, then those of strip 1.
+/// A copy, so that what is accumulated in registers need not live in memory to be passed on.
 ///
 /// # Safety
-/// As [`LinearKernel`]; the rows and the tile exist.
+/// AVX-512, shell.
+#[inline(always)]
+unsafe fn spilled<const MT: usize>(acc: &[[__m512; MT]; 2]) -> [[__m512; MT]; 2] {
+    // SAFETY: the caller's promise.
+    let mut copy = unsafe { [[_mm512_setzero_ps(); MT]; 2] };
+    for s in 0..2 {
+        for m in 0..MT {
+            copy[s][m] = acc[s][m];
+        }
+    }
+    copy
+}
+
+/// Ends the chains of a piece: bias, sum with `y`, store. `acc` has strip 0 of all rows, then
+/// strip 1.
+///
+/// # Safety
+/// As [`LinearKernel`]; the piece lies in the share.
 #[target_feature(enable = "avx512f")]
-unsafe fn store(args: &TileArgs<'_>, tile: usize, t: usize, acc: &[__m512]) {
-    let n_rows = acc.len() / 2;
-    for (s, acc) in acc.chunks_exact(n_rows).enumerate() {
-        let first = ROWS * tile + STRIP_ROWS * s;
+unsafe fn store(piece: &Piece<'_>, acc: &[__m512]) {
+    let args = piece.args;
+    for (s, acc) in acc.chunks_exact(acc.len() / 2).enumerate() {
+        let first = ROWS * piece.tile + STRIP_ROWS * s;
         let n_out = args.n_out.saturating_sub(first).min(STRIP_ROWS);
         let mask = ((1u32 << n_out) - 1) as u16;
         for (m, &acc) in acc.iter().enumerate() {
             // SAFETY: the mask keeps to outputs below `n_out`, for which the caller promises `y`.
             unsafe {
-                let y = args.y.wrapping_add((t + m) * args.y_stride + first);
+                let y = args.y.wrapping_add((piece.t + m) * args.y_stride + first);
                 let mut value = acc;
                 if let Some(bias) = args.bias {
                     let bias = _mm512_maskz_loadu_ps(mask, bias.as_ptr().wrapping_add(first));

@@ -1,0 +1,152 @@
+//! The packed integer formats as data: one kernel body reads them all.
+
+use crate::weight::tile::{ROWS, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
+
+/// A packed integer format, see [`crate::weight`]. Along k it is units of [`Format::BLOCKS`] blocks of
+/// 32 k, which follow the unit's head.
+pub(super) trait Format {
+    /// Blocks of 32 k in a unit.
+    const BLOCKS: usize = 1;
+    /// Bytes of a unit before its first block.
+    const HEAD: usize = 0;
+    /// Bytes of a block.
+    const BLOCK: usize;
+    /// The code that means 0.
+    const ZERO: i32;
+    /// The codes, at the start of a block.
+    const CODES: Codes;
+    /// The scales.
+    const SCALES: Scales;
+    /// Steps of the chain in a block.
+    const STEPS: usize = match Self::SCALES {
+        Scales::Plain { .. } | Scales::Min { .. } | Scales::Super { .. } => 1,
+        Scales::Sixteens { .. } => 2,
+        Scales::Expanded { steps, .. } => steps,
+    };
+    /// Whether there is a minimum.
+    const HAS_MIN: bool = match Self::SCALES {
+        Scales::Plain { .. } | Scales::Sixteens { .. } => false,
+        Scales::Min { .. } | Scales::Super { .. } => true,
+        Scales::Expanded { min, .. } => min,
+    };
+    /// Bytes of a unit.
+    const UNIT: usize = Self::HEAD + Self::BLOCKS * Self::BLOCK;
+}
+
+/// Sections that hold the codes of a block; offsets count from the block.
+#[derive(Clone, Copy)]
+pub(super) enum Codes {
+    /// 4-bit codes.
+    Four,
+    /// 4-bit codes, fifth bits.
+    Five { fifth: usize },
+    /// 4-bit codes, high pairs.
+    Six { high: usize },
+    /// 8-bit codes.
+    Eight,
+    /// 8-bit codes so small that the products of `exact` k-quads add up in i16.
+    Small { exact: usize },
+}
+
+/// Sections that hold the scales.
+#[derive(Clone, Copy)]
+pub(super) enum Scales {
+    /// f16 `d` in the block.
+    Plain { d: usize },
+    /// f16 `d` and `m` in the block.
+    Min { d: usize, m: usize },
+    /// f16 `d` and `dmin` in the head, u8 `sc` and `m` in the block.
+    Super { d: usize, dmin: usize, sc: usize, m: usize },
+    /// f16 `d` in the head, i8 `sc` in the block: 32 of the first 16 k, 32 of the second.
+    Sixteens { d: usize, sc: usize },
+    /// f32 `dw` of each step and then, if there is a minimum, f32 `m` in the block.
+    Expanded { dw: usize, steps: usize, min: bool },
+}
+
+pub(super) struct Q4_0;
+pub(super) struct Q4_1;
+pub(super) struct Q5_0;
+pub(super) struct Q5_1;
+pub(super) struct Q8_0;
+pub(super) struct Q4K;
+pub(super) struct Q5K;
+pub(super) struct Q6K;
+
+impl Format for Q4_0 {
+    const BLOCK: usize = q4_0::BYTES;
+    const ZERO: i32 = 8;
+    const CODES: Codes = Codes::Four;
+    const SCALES: Scales = Scales::Plain { d: q4_0::D };
+}
+
+impl Format for Q4_1 {
+    const BLOCK: usize = q4_1::BYTES;
+    const ZERO: i32 = 0;
+    const CODES: Codes = Codes::Four;
+    const SCALES: Scales = Scales::Min { d: q4_1::D, m: q4_1::M };
+}
+
+impl Format for Q5_0 {
+    const BLOCK: usize = q5_0::BYTES;
+    const ZERO: i32 = 16;
+    const CODES: Codes = Codes::Five { fifth: q5_0::FIFTH };
+    const SCALES: Scales = Scales::Plain { d: q5_0::D };
+}
+
+impl Format for Q5_1 {
+    const BLOCK: usize = q5_1::BYTES;
+    const ZERO: i32 = 0;
+    const CODES: Codes = Codes::Five { fifth: q5_1::FIFTH };
+    const SCALES: Scales = Scales::Min { d: q5_1::D, m: q5_1::M };
+}
+
+impl Format for Q8_0 {
+    const BLOCK: usize = q8_0::BYTES;
+    const ZERO: i32 = 128;
+    const CODES: Codes = Codes::Eight;
+    const SCALES: Scales = Scales::Plain { d: q8_0::D };
+}
+
+impl Format for Q4K {
+    const BLOCKS: usize = 8;
+    const HEAD: usize = q4_k::SUBS;
+    const BLOCK: usize = q4_k::SUB_BYTES;
+    const ZERO: i32 = 0;
+    const CODES: Codes = Codes::Four;
+    const SCALES: Scales = Scales::Super { d: q4_k::D, dmin: q4_k::DMIN, sc: q4_k::SC, m: q4_k::M };
+}
+
+impl Format for Q5K {
+    const BLOCKS: usize = 8;
+    const HEAD: usize = q5_k::SUBS;
+    const BLOCK: usize = q5_k::SUB_BYTES;
+    const ZERO: i32 = 0;
+    const CODES: Codes = Codes::Five { fifth: q5_k::FIFTH };
+    const SCALES: Scales = Scales::Super { d: q5_k::D, dmin: q5_k::DMIN, sc: q5_k::SC, m: q5_k::M };
+}
+
+impl Format for Q6K {
+    const BLOCKS: usize = 8;
+    const HEAD: usize = q6_k::SUBS;
+    const BLOCK: usize = q6_k::SUB_BYTES;
+    const ZERO: i32 = 32;
+    const CODES: Codes = Codes::Six { high: q6_k::HIGH };
+    const SCALES: Scales = Scales::Sixteens { d: q6_k::D, sc: q6_k::SC };
+}
+
+/// Blocks unpacked to bytes and f32, for many rows. ZERO: whether there is a zero.
+pub(super) struct Expanded<
+    const ZERO: bool,
+    const MIN: bool,
+    const STEPS: usize,
+    const EXACT: usize,
+>;
+
+impl<const ZERO: bool, const MIN: bool, const STEPS: usize, const EXACT: usize> Format
+    for Expanded<ZERO, MIN, STEPS, EXACT>
+{
+    const BLOCK: usize = 1024 + ROWS * size_of::<f32>() * (STEPS + MIN as usize);
+    const ZERO: i32 = ZERO as i32;
+    const CODES: Codes = Codes::Small { exact: EXACT };
+    const SCALES: Scales = Scales::Expanded { dw: 1024, steps: STEPS, min: MIN };
+}
