@@ -36,7 +36,7 @@ pub enum KvType {
     /// f16, rounded to nearest even; a value beyond f16 becomes its largest, 65504 (NaN stays).
     F16,
     /// int8 codes with an f16 scale for every 32 values of a token's head: `d = amax / 127` rounded
-    /// to f16, `q = round_ties_even(x * (127 / amax))`. 34 bytes for 32 values.
+    /// to f16, `q = round_ties_even(x * (1 / (amax / 127)))`. 34 bytes for 32 values.
     Q8_0,
 }
 
@@ -438,7 +438,7 @@ mod tests {
                 ] {
                     let x = &x[first..first + 32];
                     let amax = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
-                    let id = if amax == 0.0 { 0.0 } else { 127.0 / amax };
+                    let id = if amax == 0.0 { 0.0 } else { 1.0 / (amax / 127.0) };
                     let scale = as_f16(&page[64 * 16..])[b * 16 + slot];
                     assert_eq!(scale, f16::from_f32((amax / 127.0).min(F16_MAX)));
                     for (i, x) in x.iter().enumerate() {

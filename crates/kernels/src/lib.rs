@@ -36,6 +36,7 @@ pub mod quant;
 mod quantize;
 pub mod rope;
 mod simd;
+mod softcap;
 mod split;
 pub mod team;
 #[cfg(test)]

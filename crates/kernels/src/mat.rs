@@ -77,8 +77,8 @@ impl Forms {
 
 /// Rows of activations, ready to be multiplied by weights.
 ///
-/// The int8 form of a block `x` of 32 values is `q = round_ties_even(x * (127 / amax))`,
-/// `d = amax / 127`, with `amax` the largest magnitude; a block of zeros has `d = 0`.
+/// The int8 form of a block `x` of 32 values is `d = amax / 127`, `q = round_ties_even(x * (1 / d))`,
+/// with `amax` the largest magnitude; a block of zeros has `d = 0`.
 #[derive(Clone, Debug, Default)]
 pub struct Acts {
     /// The forms that are filled.

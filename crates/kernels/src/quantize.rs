@@ -6,7 +6,8 @@ use crate::simd::{Kernel, LANES, Simd};
 use crate::split::Split;
 use std::ops::Range;
 
-/// A block whose largest magnitude is below this counts as zeros: 127 over it must be finite.
+/// A block whose largest magnitude is below this counts as zeros: the inverse of its scale must be
+/// finite.
 const SMALLEST_AMAX: f32 = 1e-36;
 
 impl Cpu {
@@ -55,11 +56,13 @@ pub(crate) fn load_block<S: Simd>(s: S, x: &[f32]) -> [S::F; 2] {
     }
 }
 
-/// Scale `d` and codes `q` of 32 values: `d = amax / 127`, `q = round_ties_even(x * (127 / amax))`.
+/// Scale `d` and codes `q` of 32 values: `d = amax / 127`, `q = round_ties_even(x * (1 / d))`, with
+/// the rounded `d` that the products will use, not `127 / amax`.
 #[inline(always)]
 pub(crate) fn quantize_block<S: Simd>(s: S, [low, high]: [S::F; 2]) -> (f32, [S::F; 2]) {
     let amax = s.largest_abs(s.max_abs(low, high));
-    let (d, id) = if amax < SMALLEST_AMAX { (0.0, 0.0) } else { (amax / 127.0, 127.0 / amax) };
+    let d = amax / 127.0;
+    let (d, id) = if amax < SMALLEST_AMAX { (0.0, 0.0) } else { (d, 1.0 / d) };
     // `max` makes a code of a NaN.
     let low = s.round(s.max(s.mul(low, s.splat(id)), s.splat(-127.0)));
     let high = s.round(s.max(s.mul(high, s.splat(id)), s.splat(-127.0)));
@@ -124,8 +127,6 @@ impl<'a> ActRows<'a> {
     }
 }
 
-/// # Safety
-/// As [`Split::part`].
 /// The part, or nothing of a form that is not asked for.
 ///
 /// # Safety
@@ -189,7 +190,7 @@ mod tests {
         for (i, x) in x.as_slice().chunks(32).enumerate() {
             let amax = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
             let zeros = amax < SMALLEST_AMAX;
-            let id = if zeros { 0.0 } else { 127.0 / amax };
+            let id = if zeros { 0.0 } else { 1.0 / (amax / 127.0) };
             let codes: Vec<i8> = x.iter().map(|x| (x * id).round_ties_even() as i8).collect();
             assert_eq!(y.codes[i * 32..(i + 1) * 32], codes);
             assert_eq!(y.scales[i], if zeros { 0.0 } else { amax / 127.0 });

@@ -4,16 +4,7 @@ use crate::TokenId;
 use std::ops::Range;
 
 /// Consecutive rows of one sequence.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// Rows of the batch.
-    pub rows: Range<usize>,
-    /// Position of the first row in its sequence; the others follow.
-    pub position: usize,
-    /// The sequence's block table, as a range of [`Batch::blocks`]. Position `p` lives in entry
-    /// `p / B`, slot `p % B`; the table reaches at least to the last row.
-    pub blocks: Range<usize>,
-}
+pub use paceline_kernels::AttentionSpan as Span;
 
 /// The rows of one step: prefill chunks, decodes and drafts alike.
 ///

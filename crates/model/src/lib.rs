@@ -5,14 +5,20 @@
 
 pub mod batch;
 pub mod chat;
+mod decoder;
 pub mod file;
+mod load;
 pub mod meta;
 pub mod tokenizer;
+mod weights;
 
 pub use batch::{Batch, Span};
-pub use chat::{ChatOptions, ChatTemplate, Rendered};
+pub use chat::{ChatError, ChatOptions, ChatTemplate, Rendered};
+pub use decoder::Decoder;
+pub use load::{LoadError, LoadOptions, Loaded, load};
 pub use paceline_kernels::Mat;
-pub use tokenizer::{Special, Tokenizer};
+pub use tokenizer::{Special, Tokenizer, TokenizerError};
+pub use weights::{Precision, WeightsError};
 
 /// A token's number in the vocabulary.
 pub type TokenId = u32;

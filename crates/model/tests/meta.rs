@@ -6,7 +6,7 @@ use common::gguf::Gguf;
 use paceline_kernels::DType;
 use paceline_model::file::{Array, GgufFile, ModelFile, Strings, Value};
 use paceline_model::meta::{
-    ARCHITECTURES, ModelMeta, RopePairing, RopeScaling, SamplingDefaults, SlidingWindow,
+    ARCHITECTURES, ModelMeta, RopeScaling, RopeStyle, SamplingDefaults, SlidingWindow,
 };
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
@@ -56,8 +56,8 @@ fn defaults_are_those_of_the_format() {
 #[test]
 fn gguf_pairs_are_adjacent_in_llama_alone() {
     for name in ARCHITECTURES {
-        let pairing = read_gguf(&gguf(name)).unwrap().rope.pairing;
-        assert_eq!(pairing == RopePairing::Adjacent, name == "llama", "{name}");
+        let pairing = read_gguf(&gguf(name)).unwrap().rope.style;
+        assert_eq!(pairing == RopeStyle::Norm, name == "llama", "{name}");
     }
 }
 
@@ -366,7 +366,7 @@ fn llama_config() {
     assert_eq!([meta.head_size, meta.ffn_len, meta.vocab_len], [64, 8192, 128_256]);
     assert_eq!((meta.context_len, meta.rms_eps), (131_072, 1e-5));
     assert_eq!((meta.rope.base, meta.rope.dim), (500_000.0, 64));
-    assert_eq!((meta.rope.pairing, meta.rope.local_base), (RopePairing::Halves, None));
+    assert_eq!((meta.rope.style, meta.rope.local_base), (RopeStyle::Neox, None));
     let scaling = RopeScaling::Llama3 {
         factor: 32.0,
         low_freq_factor: 1.0,

@@ -6,7 +6,8 @@ use common::cached;
 use paceline_kernels::DType;
 use paceline_model::file::{GgufFile, ModelFile};
 use paceline_model::meta::{
-    ModelMeta, RopeMeta, RopePairing, RopeScaling, SamplingDefaults, SlidingWindow,
+    Activation, LayerTensors, ModelMeta, RopeMeta, RopeScaling, RopeStyle, SamplingDefaults,
+    SlidingWindow,
 };
 
 #[test]
@@ -46,6 +47,8 @@ fn smollm2_meta() {
             vocab_len: 49152,
             context_len: 8192,
             rms_eps: 1e-5,
+            activation: Activation::Silu,
+            tensors: LayerTensors { qkv_bias: false, qk_norm: false, post_norm: false },
             norm_offset: 0.0,
             embedding_scale: 1.0,
             attn_scale: 0.125,
@@ -55,7 +58,7 @@ fn smollm2_meta() {
                 base: 100_000.0,
                 local_base: None,
                 dim: 64,
-                pairing: RopePairing::Adjacent,
+                style: RopeStyle::Norm,
                 scaling: RopeScaling::None,
                 divisors: None,
             },
@@ -88,6 +91,8 @@ fn gemma3_meta() {
             vocab_len: 262_144,
             context_len: 32768,
             rms_eps: 1e-6,
+            activation: Activation::GeluTanh,
+            tensors: LayerTensors { qkv_bias: false, qk_norm: true, post_norm: true },
             norm_offset: 0.0,
             embedding_scale: 640_f32.sqrt(),
             attn_scale: 0.0625,
@@ -97,7 +102,7 @@ fn gemma3_meta() {
                 base: 1_000_000.0,
                 local_base: Some(10_000.0),
                 dim: 256,
-                pairing: RopePairing::Halves,
+                style: RopeStyle::Neox,
                 scaling: RopeScaling::None,
                 divisors: None,
             },
@@ -123,7 +128,7 @@ fn qwen2_meta() {
         assert_eq!(meta.head_size, meta.d_model / meta.n_heads);
         assert_eq!((meta.vocab_len, meta.context_len), (151_936, 32768));
         assert_eq!((meta.rms_eps, meta.rope.base), (1e-6, 1_000_000.0));
-        assert_eq!((meta.rope.pairing, meta.rope.dim), (RopePairing::Halves, meta.head_size));
+        assert_eq!((meta.rope.style, meta.rope.dim), (RopeStyle::Neox, meta.head_size));
         assert!(!meta.tie_word_embeddings && meta.sliding_window.is_none());
         assert_eq!((meta.bos_id, meta.eos_ids), (Some(151_643), vec![151_645]));
     }

@@ -91,7 +91,7 @@ impl Case {
                 .flat_map(|x| {
                     let amax = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
                     let d = f16::from_f32(amax / 127.0).to_f64();
-                    x.iter().map(move |x| (x * (127.0 / amax)).round_ties_even() as f64 * d)
+                    x.iter().map(move |x| (x * (1.0 / (amax / 127.0))).round_ties_even() as f64 * d)
                 })
                 .collect(),
         }

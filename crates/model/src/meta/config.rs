@@ -92,6 +92,8 @@ fn read_config(keys: &Keys) -> Result<ModelMeta, KeyError> {
         vocab_len,
         context_len: context_len.clamp(1, MAX_CONTEXT_LEN),
         rms_eps: keys.positive("rms_norm_eps")?.unwrap_or(1e-6),
+        activation: family.activation,
+        tensors: family.tensors,
         norm_offset: if is_gemma { 1.0 } else { 0.0 },
         embedding_scale: if is_gemma { (d_model as f32).sqrt() } else { 1.0 },
         attn_scale: attn_scale_of.sqrt().recip(),
@@ -149,7 +151,7 @@ fn read_rope(
         base,
         local_base: local_base.or((family.name == GEMMA3).then_some(10_000.0)),
         dim,
-        pairing: RopePairing::Halves,
+        style: RopeStyle::Neox,
         scaling: read_scaling(&global, trained_len)?,
         divisors: None,
     })

@@ -85,6 +85,8 @@ pub(super) fn read(file: &GgufFile) -> Result<ModelMeta, Fault> {
             let key = key("attention.layer_norm_rms_epsilon");
             positive(&key, metadata.require_f32(&key)?)?
         },
+        activation: family.activation,
+        tensors: family.tensors,
         norm_offset: 0.0, // Converters add Gemma's 1 to the weights.
         embedding_scale: if is_gemma { (d_model as f32).sqrt() } else { 1.0 },
         attn_scale,
@@ -180,7 +182,7 @@ fn read_rope(
         base: keys.positive("rope.freq_base")?.unwrap_or(10_000.0),
         local_base,
         dim,
-        pairing: family.gguf_pairing,
+        style: family.gguf_style,
         scaling,
         divisors: read_divisors(file, dim)?,
     })

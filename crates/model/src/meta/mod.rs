@@ -8,6 +8,7 @@ mod gguf;
 
 use crate::TokenId;
 use crate::file::{FileError, KeyError, ModelFile, shown};
+pub use paceline_kernels::{Activation, RopeScaling, RopeStyle};
 
 /// A model's fixed numbers and facts.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,6 +37,10 @@ pub struct ModelMeta {
     pub rms_eps: f32,
     /// Added to every weight of RMSNorm: 1 where the file stores `w - 1` (Gemma's safetensors).
     pub norm_offset: f32,
+    /// Activation of the gate of the feed-forward layer.
+    pub activation: Activation,
+    /// The optional tensors of a layer.
+    pub tensors: LayerTensors,
     /// Factor on the embedding of a token, e.g. `sqrt(D)` for Gemma.
     pub embedding_scale: f32,
     /// Factor on `q . k`, usually `1 / sqrt(E)`.
@@ -69,7 +74,7 @@ pub struct RopeMeta {
     /// Values of a head that are rotated: even, at most E.
     pub dim: usize,
     /// Which two values form a pair, in the weights of this file.
-    pub pairing: RopePairing,
+    pub style: RopeStyle,
     /// How the angles are stretched for longer contexts.
     pub scaling: RopeScaling,
     /// `[dim / 2]`: what the frequency of each pair is divided by, besides the scaling. GGUF files
@@ -77,49 +82,15 @@ pub struct RopeMeta {
     pub divisors: Option<Vec<f32>>,
 }
 
-/// Which two values of a head form a pair.
+/// Which optional tensors every layer has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RopePairing {
-    /// `i` and `i + dim / 2`.
-    Halves,
-    /// `2 i` and `2 i + 1`: the rows of Q and K of a `llama` GGUF are permuted so.
-    Adjacent,
-}
-
-/// How the angles of rotary embeddings are stretched for longer contexts.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum RopeScaling {
-    /// Not at all.
-    None,
-    /// All angles divided by the factor.
-    Linear {
-        /// What angles are divided by.
-        factor: f32,
-    },
-    /// Llama 3.1: low frequencies divided by the factor, high ones kept, a ramp between.
-    Llama3 {
-        /// What low frequencies are divided by.
-        factor: f32,
-        /// Wavelengths over `original_context_len / low_freq_factor` are low frequencies.
-        low_freq_factor: f32,
-        /// Wavelengths under `original_context_len / high_freq_factor` are high frequencies.
-        high_freq_factor: f32,
-        /// Context that the model was first trained with, in tokens.
-        original_context_len: usize,
-    },
-    /// YaRN (Peng et al. 2023): as above by rotations, and a factor on the attention.
-    Yarn {
-        /// What low frequencies are divided by.
-        factor: f32,
-        /// Context that the model was first trained with, in tokens.
-        original_context_len: usize,
-        /// Pairs that rotate more often than this over the original context are kept.
-        beta_fast: f32,
-        /// Pairs that rotate less often than this are divided by the factor.
-        beta_slow: f32,
-        /// Factor on the sines and cosines, so squared on the scores.
-        attention_factor: f32,
-    },
+pub struct LayerTensors {
+    /// Biases of the q, k and v projections (Qwen2).
+    pub qkv_bias: bool,
+    /// RMS norms of each head of q and k (Qwen3, Gemma 3).
+    pub qk_norm: bool,
+    /// RMS norms of what attention and feed-forward layer add to the residual (Gemma).
+    pub post_norm: bool,
 }
 
 /// Layers that see only the last tokens.
@@ -159,7 +130,7 @@ impl ModelMeta {
     }
 }
 
-/// A family of models, by its names in both formats.
+/// A family of models: its names in both formats, and what no key of a file says.
 struct Family {
     name: &'static str,
     /// Entries of `architectures` in config.json.
@@ -167,7 +138,9 @@ struct Family {
     /// `model_type` in config.json.
     model_types: &'static [&'static str],
     /// How GGUF orders the rows of Q and K. Hugging Face has halves everywhere.
-    gguf_pairing: RopePairing,
+    gguf_style: RopeStyle,
+    activation: Activation,
+    tensors: LayerTensors,
 }
 
 const LLAMA: &str = "llama";
@@ -175,30 +148,40 @@ const QWEN2: &str = "qwen2";
 const QWEN3: &str = "qwen3";
 const GEMMA3: &str = "gemma3";
 
+const PLAIN: LayerTensors = LayerTensors { qkv_bias: false, qk_norm: false, post_norm: false };
+
 const FAMILIES: [Family; 4] = [
     Family {
         name: LLAMA,
         classes: &["LlamaForCausalLM", "MistralForCausalLM"],
         model_types: &["llama", "mistral"],
-        gguf_pairing: RopePairing::Adjacent,
+        gguf_style: RopeStyle::Norm,
+        activation: Activation::Silu,
+        tensors: PLAIN,
     },
     Family {
         name: QWEN2,
         classes: &["Qwen2ForCausalLM"],
         model_types: &["qwen2"],
-        gguf_pairing: RopePairing::Halves,
+        gguf_style: RopeStyle::Neox,
+        activation: Activation::Silu,
+        tensors: LayerTensors { qkv_bias: true, ..PLAIN },
     },
     Family {
         name: QWEN3,
         classes: &["Qwen3ForCausalLM"],
         model_types: &["qwen3"],
-        gguf_pairing: RopePairing::Halves,
+        gguf_style: RopeStyle::Neox,
+        activation: Activation::Silu,
+        tensors: LayerTensors { qk_norm: true, ..PLAIN },
     },
     Family {
         name: GEMMA3,
         classes: &["Gemma3ForCausalLM"],
         model_types: &["gemma3_text"],
-        gguf_pairing: RopePairing::Halves,
+        gguf_style: RopeStyle::Neox,
+        activation: Activation::GeluTanh,
+        tensors: LayerTensors { qk_norm: true, post_norm: true, ..PLAIN },
     },
 ];
 

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // No test uses all of it.
 
 pub mod gguf;
+pub mod golden;
 
 use paceline_model::Tokenizer;
 use paceline_model::file::{Array, Metadata, Value};
