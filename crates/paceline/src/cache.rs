@@ -41,13 +41,15 @@ pub enum CacheError {
 /// The cache folder.
 #[derive(Clone, Debug)]
 pub struct Cache {
+    folder: PathBuf,
     models: PathBuf,
 }
 
 impl Cache {
     /// The cache in `folder`, which need not exist yet.
     pub fn new(folder: impl AsRef<Path>) -> Cache {
-        Cache { models: folder.as_ref().join("models") }
+        let folder = folder.as_ref().to_owned();
+        Cache { models: folder.join("models"), folder }
     }
 
     /// The user's cache: `$PACELINE_CACHE`, else `$XDG_CACHE_HOME/paceline`, else
@@ -59,6 +61,11 @@ impl Cache {
         folder_from(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
             .map(Cache::new)
             .ok_or(CacheError::NoFolder)
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// The folder that the models are in.

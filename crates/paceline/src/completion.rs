@@ -102,6 +102,15 @@ impl Completion {
     }
 }
 
+/// A reason as the HTTP API and `run --json` write it.
+pub fn reason_name(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Abort => "abort",
+    }
+}
+
 fn rate(n: usize, time: Duration) -> f64 {
     match time.as_secs_f64() {
         0.0 => 0.0,

@@ -1,6 +1,10 @@
 //! [`Llm`]: a model that generates.
 
+use crate::builder::Builder;
+use crate::cache::CacheError;
+use crate::catalogue::CatalogueError;
 use crate::completion::Completion;
+use crate::fetch::FetchError;
 use crate::memory::{self, KvMemory};
 use crate::text::{ChatError, Message, Text};
 use crate::worker::{Ticket, Worker};
@@ -8,15 +12,40 @@ use paceline_engine::{
     Engine, EngineConfig, EngineError, Event, FinishReason, InvalidRequest, Limits, Logprobs,
     Request, SamplingParams, Stats,
 };
-use paceline_model::{Model, TokenId};
+use paceline_kernels::Isa;
+use paceline_model::meta::SamplingDefaults;
+use paceline_model::{ChatOptions, LoadError, Model, TokenId};
+use serde_json::Value;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
-/// Why nothing was generated.
+/// Why there is no model, or nothing was generated.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// Nothing has that name.
+    #[error("{0}: no such file, and no such model: `paceline list` shows their names")]
+    NoModel(String),
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The catalogue cannot be read.
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
+    /// The model could not be fetched.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// The model's file cannot be used.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The number of threads is out of range.
+    #[error("threads is {0}: it must be from 1 to 512")]
+    Threads(usize),
+    /// The processor lacks the instruction set.
+    #[error("this processor cannot run {0}: leave PACELINE_ISA out to get the best that it can")]
+    Isa(Isa),
     /// The request cannot be served, whatever the load.
     #[error(transparent)]
     Invalid(#[from] InvalidRequest),
@@ -105,9 +134,24 @@ pub struct Llm {
     text: Arc<dyn Text>,
     limits: Limits,
     kv_bytes: u64,
+    recommended: SamplingDefaults,
 }
 
 impl Llm {
+    /// Loads a model with the usual settings: a name of the catalogue (fetched if need be), a GGUF
+    /// file, or a folder as Hugging Face ships them.
+    ///
+    /// # Errors
+    /// If there is no such model, or its file is damaged or of an unknown architecture.
+    pub fn load(model: impl AsRef<Path>) -> Result<Llm, Error> {
+        Llm::builder(model).build()
+    }
+
+    /// Settings for loading a model.
+    pub fn builder(model: impl AsRef<Path>) -> Builder {
+        Builder::new(model.as_ref())
+    }
+
     /// An engine for a model that is in memory already.
     ///
     /// # Errors
@@ -134,7 +178,29 @@ impl Llm {
         let engine = Engine::new(model, vocab, engine)?;
         let limits = engine.limits().clone();
         let worker = Worker::start(engine).map_err(Error::Thread)?;
-        Ok(Llm { worker, text, limits, kv_bytes: n_blocks * block_bytes as u64 })
+        let kv_bytes = n_blocks * block_bytes as u64;
+        Ok(Llm { worker, text, limits, kv_bytes, recommended: SamplingDefaults::default() })
+    }
+
+    pub(crate) fn recommending(self, recommended: SamplingDefaults) -> Llm {
+        Llm { recommended, ..self }
+    }
+
+    /// The sampling parameters that the model's authors recommend; with `temperature` where they
+    /// recommend none.
+    pub fn defaults(&self, temperature: f32) -> SamplingParams {
+        let neutral = SamplingParams::default();
+        let recommended = &self.recommended;
+        SamplingParams {
+            temperature: recommended.temperature.unwrap_or(temperature),
+            top_k: recommended.top_k.unwrap_or(neutral.top_k),
+            top_p: recommended.top_p.unwrap_or(neutral.top_p),
+            min_p: recommended.min_p.unwrap_or(neutral.min_p),
+            repetition_penalty: recommended
+                .repetition_penalty
+                .unwrap_or(neutral.repetition_penalty),
+            ..neutral
+        }
     }
 
     /// What a request may ask.
@@ -213,7 +279,17 @@ impl Llm {
         messages: &[Message],
         params: &SamplingParams,
     ) -> Result<Stream, Error> {
-        self.stream(self.text.encode_chat(messages)?, params)
+        self.stream(self.encode_chat(messages)?, params)
+    }
+
+    /// The tokens of a conversation, up to where the answer begins.
+    ///
+    /// # Errors
+    /// If the model has no chat template, or it refuses the messages.
+    pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<TokenId>, Error> {
+        let messages: Vec<Value> = messages.iter().map(Value::from).collect();
+        let options = ChatOptions { now: SystemTime::now(), ..ChatOptions::default() };
+        Ok(self.text.encode_chat(&messages, &options)?)
     }
 
     /// Checks a request.

@@ -2,6 +2,8 @@
 
 mod args;
 mod cmd;
+mod figures;
+mod open;
 mod progress;
 
 use clap::Parser;

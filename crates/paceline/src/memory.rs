@@ -59,6 +59,12 @@ impl FromStr for KvMemory {
     }
 }
 
+impl From<u64> for KvMemory {
+    fn from(bytes: u64) -> KvMemory {
+        KvMemory::Bytes(bytes)
+    }
+}
+
 impl fmt::Display for KvMemory {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {

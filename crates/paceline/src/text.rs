@@ -1,7 +1,8 @@
 //! [`Text`]: what the facade needs of a model's tokenizer and chat template.
 
 use paceline_engine::Vocab;
-use paceline_model::TokenId;
+use paceline_model::{ChatOptions, ChatTemplate, Special, TokenId, Tokenizer};
+use serde_json::{Value, json};
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,15 +30,21 @@ impl Message {
     }
 }
 
+impl From<&Message> for Value {
+    fn from(message: &Message) -> Value {
+        json!({"role": message.role, "content": message.content})
+    }
+}
+
 /// A conversation cannot become a prompt.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ChatError {
     /// The model is a base model.
     #[error("the model has no chat template: use a raw prompt (run --raw, or /v1/completions)")]
     NoTemplate,
-    /// The template refuses the conversation.
-    #[error("the model's chat template refuses the messages: {0}")]
-    Refused(String),
+    /// The template fails, or refuses the conversation.
+    #[error(transparent)]
+    Template(#[from] paceline_model::chat::ChatError),
 }
 
 /// Text and conversations to tokens.
@@ -46,12 +53,56 @@ pub trait Text: Vocab {
     /// at the start of a text is put in front.
     fn encode(&self, text: &str) -> Vec<TokenId>;
 
-    /// The tokens of a conversation, up to where the model's answer begins.
+    /// The tokens of a conversation, up to where the model's answer begins. A message is an object
+    /// as in OpenAI's API.
     ///
     /// # Errors
     /// If there is no template, or it refuses the messages.
-    fn encode_chat(&self, messages: &[Message]) -> Result<Vec<TokenId>, ChatError>;
+    fn encode_chat(
+        &self,
+        messages: &[Value],
+        options: &ChatOptions,
+    ) -> Result<Vec<TokenId>, ChatError>;
 
     /// Whether there is a template for conversations.
     fn has_chat_template(&self) -> bool;
+}
+
+/// The tokenizer and template of a model's file.
+pub(crate) struct ModelText {
+    pub tokenizer: Tokenizer,
+    pub template: Option<ChatTemplate>,
+}
+
+impl Vocab for ModelText {
+    fn token_bytes(&self, id: TokenId) -> &[u8] {
+        self.tokenizer.token_bytes(id)
+    }
+
+    fn is_control(&self, id: TokenId) -> bool {
+        self.tokenizer.is_control(id)
+    }
+
+    fn eos_ids(&self) -> &[TokenId] {
+        self.tokenizer.eos_ids()
+    }
+}
+
+impl Text for ModelText {
+    fn encode(&self, text: &str) -> Vec<TokenId> {
+        self.tokenizer.encode(text, Special::Parse, self.tokenizer.add_bos())
+    }
+
+    fn encode_chat(
+        &self,
+        messages: &[Value],
+        options: &ChatOptions,
+    ) -> Result<Vec<TokenId>, ChatError> {
+        let template = self.template.as_ref().ok_or(ChatError::NoTemplate)?;
+        Ok(self.tokenizer.encode_chat(&template.render(messages, options)?))
+    }
+
+    fn has_chat_template(&self) -> bool {
+        self.template.is_some()
+    }
 }

@@ -81,15 +81,18 @@ fn a_chat_is_the_same_whole_and_streamed() {
     let last = &chunks.last().unwrap()["choices"][0];
     assert_eq!((&last["delta"], &last["finish_reason"]), (&json!({}), &json!("length")));
 
-    // The same text in parts, and the newer name of a limit.
-    let parts = json!([{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]);
+    // With fields that change nothing, and the newer name of a limit.
     let body = json!({
-        "messages": [{"role": "user", "content": parts}],
+        "messages": say("Hi"),
         "max_completion_tokens": 30, "temperature": 0,
         "user": "somebody", "metadata": {"any": "thing"}, "store": false, "tools": [],
         "response_format": {"type": "text"}, "logit_bias": null,
     });
     assert_eq!(server.ok(CHAT, &body)["choices"], whole["choices"]);
+    let mut body = body;
+    body["chat_template_kwargs"] = json!({"language": "Latin"});
+    let usage = &server.ok(CHAT, &body)["usage"];
+    assert_eq!(usage["prompt_tokens"], "user: Hi\nin \"Latin\"\nassistant: ".len());
 }
 
 #[test]
@@ -274,22 +277,13 @@ fn what_cannot_be_answered_names_its_field() {
         assert!(error["message"].as_str().unwrap().contains(field), "{body} -> {answer}");
     }
     for (param, field, value) in [
-        ("messages", "messages", json!([])),
         ("messages", "messages", json!("Hi")),
-        ("messages[0].role", "messages", json!([{"content": "Hi"}])),
-        ("messages[0].content", "messages", json!([{"role": "user"}])),
-        ("messages[0].content", "messages", json!([{"role": "user", "content": 3}])),
-        (
-            "messages[0].tool_calls",
-            "messages",
-            json!([{"role": "user", "content": "", "tool_calls": []}]),
-        ),
-        (
-            "messages[0].content[0]",
-            "messages",
-            json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
-        ),
+        ("messages", "messages", json!(null)),
+        ("messages[0]", "messages", json!([{"content": "Hi"}])),
+        ("messages[0]", "messages", json!(["Hi"])),
+        ("messages[1].content", "messages", json!([say("Hi")[0], {"role": "user"}])),
         ("messages", "messages", json!([{"role": "narrator", "content": "Once"}])),
+        ("chat_template_kwargs", "chat_template_kwargs", json!([])),
         ("top_logprobs", "top_logprobs", json!(3)),
         ("tools", "tools", json!([{"type": "function"}])),
         ("response_format", "response_format", json!({"type": "json_object"})),

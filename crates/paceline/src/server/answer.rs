@@ -5,7 +5,7 @@ use super::error::{ApiError, json_response};
 use super::job::Job;
 use super::sampling::Delivery;
 use super::sse;
-use crate::completion::Choice;
+use crate::completion::{Choice, reason_name};
 use crate::llm::draw_seed;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -145,21 +145,12 @@ impl<F: Format> Answer<F> {
 }
 
 fn set_end(choice: &mut Value, reason: Option<FinishReason>, stop: Option<&Stop>) {
-    choice["finish_reason"] = reason.map(finish_reason).into();
+    choice["finish_reason"] = reason.map(reason_name).into();
     choice["stop_reason"] = match stop {
         Some(Stop::String(text)) => text.as_str().into(),
         Some(Stop::Token(id)) => (*id).into(),
         Some(Stop::Eos(_)) | None => Value::Null,
     };
-}
-
-/// A reason as the API and `run --json` write it.
-fn finish_reason(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
-        FinishReason::Abort => "abort",
-    }
 }
 
 fn usage(usage: &Usage) -> Value {

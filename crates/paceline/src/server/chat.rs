@@ -7,14 +7,13 @@ use super::job::{Job, prepare};
 use super::{Shared, logprobs, sampling};
 use crate::completion::Choice;
 use crate::llm::Prompt;
-use crate::text::Message;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
 use paceline_engine::{Logprobs, Vocab};
-use paceline_model::TokenId;
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use paceline_model::{ChatOptions, TokenId};
+use serde_json::{Value, json};
+use std::time::SystemTime;
 
 pub(super) async fn post(
     state: Shared,
@@ -37,79 +36,38 @@ pub(super) async fn post(
     }
     let salt: Option<String> = fields.take("cache_salt")?;
     let messages = take_messages(&mut fields)?;
+    let options = take_options(&mut fields)?;
     fields.finish()?;
     let requests = prepare(state.clone(), params, salt, move |state| {
-        Ok(vec![Prompt::Tokens(state.llm.text().encode_chat(&messages)?)])
+        Ok(vec![Prompt::Tokens(state.llm.text().encode_chat(&messages, &options)?)])
     });
     let job = Job::start(&state, requests.await?);
     Answer::new(state, job, Chat, delivery).respond().await
 }
 
-/// What a message says: text, or a list of texts.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
-}
-
-#[derive(Deserialize)]
-struct Part {
-    #[serde(rename = "type")]
-    kind: String,
-    text: Option<String>,
-}
-
-fn take_messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
-    let messages: Vec<Map<String, Value>> = fields
+/// Takes the messages as they are: what a message may hold, the model's template decides.
+fn take_messages(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+    let mut messages: Vec<Value> = fields
         .take("messages")?
         .ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
-    if messages.is_empty() {
-        return Err(ApiError::invalid("messages", "messages is empty"));
+    for message in &mut messages {
+        // The newer name of the same role, which templates do not know.
+        if message["role"] == "developer" {
+            message["role"] = "system".into();
+        }
     }
-    messages.into_iter().enumerate().map(|(i, message)| take_message(i, message)).collect()
+    Ok(messages)
 }
 
-fn take_message(i: usize, mut message: Map<String, Value>) -> Result<Message, ApiError> {
-    let wrong = |field: &str, problem: &str| {
-        let param = format!("messages[{i}].{field}");
-        let text = format!("{param} {problem}");
-        Err(ApiError::invalid(param, text))
-    };
-    let role = match message.remove("role") {
-        Some(Value::String(role)) if role == "developer" => "system".to_owned(),
-        Some(Value::String(role)) => role,
-        _ => return wrong("role", "must be a string"),
-    };
-    let content = match message.remove("content").unwrap_or(Value::Null) {
-        Value::Null => return wrong("content", "is missing"),
-        value => match serde_json::from_value(value) {
-            Ok(content) => content,
-            Err(_) => return wrong("content", "must be a string or a list of text parts"),
-        },
-    };
-    let content = match content {
-        Content::Text(text) => text,
-        Content::Parts(parts) => {
-            let mut all = String::new();
-            for (k, part) in parts.iter().enumerate() {
-                match (part.kind.as_str(), &part.text) {
-                    ("text", Some(text)) => all += text,
-                    _ => {
-                        return wrong(
-                            &format!("content[{k}]"),
-                            "must be a text part: this model reads nothing else",
-                        );
-                    }
-                }
-            }
-            all
-        }
-    };
-    match message.into_iter().find(|(_, value)| !value.is_null()) {
-        Some((field, _)) => wrong(&field, "is not supported: leave it out"),
-        None => Ok(Message { role, content }),
-    }
+/// Takes what goes into the template beside the messages.
+fn take_options(fields: &mut Fields) -> Result<ChatOptions, ApiError> {
+    Ok(ChatOptions {
+        documents: fields.take("documents")?.unwrap_or_default(),
+        add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
+        variables: fields.take("chat_template_kwargs")?.unwrap_or_default(),
+        now: SystemTime::now(),
+        ..ChatOptions::default()
+    })
 }
 
 struct Chat;

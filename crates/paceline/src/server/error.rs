@@ -6,6 +6,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use paceline_engine::InvalidRequest;
+use paceline_model::chat::ChatError as template;
 use serde_json::{Value, json};
 
 /// Why a request gets no answer.
@@ -89,9 +90,13 @@ impl From<Error> for ApiError {
                     .then_some("context_length_exceeded");
                 ApiError { code, ..ApiError::invalid(invalid.field(), message) }
             }
-            Error::Chat(ChatError::NoTemplate | ChatError::Refused(_)) => {
-                ApiError::invalid("messages", message)
+            Error::Chat(ChatError::Template(template::Message(i))) => {
+                ApiError::invalid(format!("messages[{i}]"), message)
             }
+            Error::Chat(ChatError::Template(template::Part(i))) => {
+                ApiError::invalid(format!("messages[{i}].content"), message)
+            }
+            Error::Chat(_) => ApiError::invalid("messages", message),
             _ => ApiError {
                 status: StatusCode::INTERNAL_SERVER_ERROR,
                 code: None,

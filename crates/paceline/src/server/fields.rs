@@ -21,8 +21,7 @@ const HARMLESS: [&str; 11] = [
 ];
 
 /// Fields that are accepted only with a value that asks for nothing beyond what is done anyway.
-const NEUTRAL: [(&str, &[&str]); 17] = [
-    ("add_generation_prompt", &["true"]),
+const NEUTRAL: [(&str, &[&str]); 16] = [
     ("add_special_tokens", &["true", "false"]),
     ("audio", &[]),
     ("continue_final_message", &["false"]),

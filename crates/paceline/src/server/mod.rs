@@ -20,6 +20,7 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::Uri;
 use axum::routing::{get, post};
+use axum::serve::ListenerExt;
 use error::ApiError;
 use paceline_engine::SamplingParams;
 use std::io;
@@ -77,6 +78,8 @@ pub async fn run(
     let app = router(state.clone());
     let stopping = Arc::new(Notify::new());
     let stopped = stopping.clone();
+    // A token must not wait for the acknowledgement of the one before.
+    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
     let served = axum::serve(listener, app)
         .with_graceful_shutdown(async move { stopped.notified().await })
         .into_future();

@@ -2,8 +2,9 @@
 #![allow(dead_code)]
 
 use paceline::server::{self, ServerConfig};
-use paceline::{ChatError, Llm, LlmConfig, Message, Text, TokenId, Vocab};
+use paceline::{ChatError, ChatOptions, Llm, LlmConfig, Text, TokenId, Vocab};
 use paceline_engine::testing::{FakeModel, FakeVocab};
+use paceline_model::chat::ChatError as Template;
 use paceline_model::{Batch, KvMemoryError, Mat, Model, ModelSpec};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
@@ -47,16 +48,25 @@ impl Text for FakeText {
         text.bytes().map(TokenId::from).collect()
     }
 
-    fn encode_chat(&self, messages: &[Message]) -> Result<Vec<TokenId>, ChatError> {
+    fn encode_chat(
+        &self,
+        messages: &[Value],
+        options: &ChatOptions,
+    ) -> Result<Vec<TokenId>, ChatError> {
         if !self.template {
             return Err(ChatError::NoTemplate);
         }
         let mut text = String::new();
-        for message in messages {
-            if message.role == "narrator" {
-                return Err(ChatError::Refused("no narrator".to_owned()));
+        for (i, message) in messages.iter().enumerate() {
+            let role = message["role"].as_str().ok_or(Template::Message(i))?;
+            let content = message["content"].as_str().ok_or(Template::Part(i))?;
+            if role == "narrator" {
+                return Err(Template::Refused("no narrator".to_owned()).into());
             }
-            text += &format!("{}: {}\n", message.role, message.content);
+            text += &format!("{role}: {content}\n");
+        }
+        if let Some(language) = options.variables.get("language") {
+            text += &format!("in {language}\n");
         }
         Ok(self.encode(&(text + "assistant: ")))
     }

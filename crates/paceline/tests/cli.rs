@@ -1,0 +1,355 @@
+//! The command as a user types it, with a model where it is in the cache.
+
+mod support;
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use support::{Home, Ran};
+
+const COMMANDS: [&str; 7] = ["run", "chat", "serve", "pull", "list", "rm", "inspect"];
+
+/// The file of a model in the user's cache.
+fn cached(name: &str) -> Option<PathBuf> {
+    let path = paceline::cache::Cache::of_user().ok().and_then(|cache| cache.find(name));
+    if path.is_none() {
+        eprintln!("skipped: {name} is not in the cache");
+    }
+    path
+}
+
+/// Flags for a small and quick engine.
+const SMALL: [&str; 6] = ["--threads", "2", "--kv-memory", "64MiB", "--max-model-len", "1024"];
+
+#[test]
+fn the_help_of_each_command_fits_a_screen_and_has_an_example() {
+    let home = Home::new();
+    for command in COMMANDS {
+        let help = home.run([command, "--help"]).succeeds().out;
+        assert!(help.contains("Example: paceline"), "{command}: {help}");
+        assert!(help.lines().count() <= 52, "{command}: {} lines", help.lines().count());
+        let widest = help.lines().map(|line| line.chars().count()).max().unwrap();
+        assert!(widest <= 110, "{command}: a line of {widest} characters");
+    }
+    let help = home.run(["--help"]).succeeds().out;
+    assert!(COMMANDS.iter().all(|command| help.contains(command)), "{help}");
+}
+
+#[test]
+fn wrong_usage_is_code_2() {
+    let home = Home::new();
+    for args in [
+        &["run"][..],
+        &["run", "a", "b", "c"],
+        &["run", "a", "b", "--model", "c"],
+        &["run", "hi", "--prompt-file", "x", "more"],
+        &["run", "hi", "--temperature", "hot"],
+        &["run", "hi", "--kv-memory", "2XB"],
+        &["run", "hi", "--kv-type-k", "q3"],
+        &["run", "hi", "--speculate", "yes"],
+        &["run", "hi", "--logit-bias", "5"],
+        &["run", "hi", "--logprobs", "5"],
+        &["serve", "--port", "70000"],
+        &["sing"],
+        &["rm"],
+        &[],
+    ] {
+        let ran = home.run(args);
+        assert_eq!(ran.code, Some(2), "{args:?}: {ran:?}");
+        assert!(ran.out.is_empty() && !ran.err.is_empty(), "{args:?}: {ran:?}");
+    }
+    let ran = Ran::of(home.command(["run", "hi"]).env("PACELINE_ISA", "sse").output().unwrap());
+    assert!(ran.code == Some(2) && ran.err.contains("scalar, avx2, avx512"), "{ran:?}");
+}
+
+#[test]
+fn what_is_no_model_is_named() {
+    let home = Home::new();
+    std::fs::create_dir(home.path("folder")).unwrap();
+    home.file("notes.txt", "these are notes, and long enough for a header of anything");
+    home.file("empty.gguf", "");
+    home.file("cut.gguf", b"GGUF\x03\0\0\0\xff\xff\xff\xff\xff\xff\xff\x7f");
+    for (model, parts) in [
+        ("nothing.gguf", &["nothing.gguf", "no such file", "paceline list"][..]),
+        ("folder", &["folder", "config.json"]),
+        ("notes.txt", &["notes.txt"]),
+        ("empty.gguf", &["empty.gguf"]),
+        ("cut.gguf", &["cut.gguf"]),
+    ] {
+        home.run(["run", model, "hi"]).fails_with(parts);
+        home.run(["inspect", model]).fails_with(parts);
+    }
+    home.run(["run", "--prompt-file", "absent.txt"]).fails_with(&["absent.txt"]);
+    home.file("latin1.txt", b"caf\xe9");
+    home.run(["run", "--prompt-file", "latin1.txt"]).fails_with(&["latin1.txt", "UTF-8"]);
+}
+
+#[test]
+fn an_address_that_is_taken_is_named() {
+    let home = Home::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    home.run(["serve", "nothing.gguf", "--port", &port]).fails_with(&[&port, "--port"]);
+    home.run(["serve", "nothing.gguf", "--host", "192.0.2.1"]).fails_with(&["192.0.2.1", "--host"]);
+}
+
+fn json(ran: Ran) -> Value {
+    let ran = ran.succeeds();
+    assert_eq!(ran.out.lines().count(), 1, "one object and nothing else: {ran:?}");
+    serde_json::from_str(&ran.out).unwrap()
+}
+
+/// `paceline run MODEL PROMPT ARGS`
+fn run(home: &Home, model: &str, prompt: &str, args: &[&str]) -> Ran {
+    home.run(["run", model, prompt].iter().chain(&SMALL).chain(args))
+}
+
+#[test]
+fn a_model_answers() {
+    let Some(model) = cached("smollm2-135m") else { return };
+    let model = model.to_str().unwrap();
+    let home = Home::new();
+    let prompt = "What is the capital of France?";
+    let args = ["--json", "--max-tokens", "24", "--temperature", "0", "--logprobs", "2"];
+    let mut answer = json(run(&home, model, prompt, &args));
+    let keys: Vec<&str> = answer.as_object().unwrap().keys().map(String::as_str).collect();
+    let expected =
+        ["finish_reason", "logprobs", "prompt_token_ids", "text", "timings", "token_ids", "usage"];
+    assert_eq!(keys, expected);
+    let text = answer["text"].as_str().unwrap().to_owned();
+    assert!(text.contains("Paris"), "{answer}");
+    let n = answer["token_ids"].as_array().unwrap().len();
+    assert_eq!(answer["usage"]["completion_tokens"], n);
+    assert_eq!(answer["logprobs"].as_array().unwrap().len(), n);
+    assert_eq!(answer["finish_reason"], "stop");
+    // The end token is there, and its text is not.
+    assert_eq!(answer["logprobs"][n - 1]["token"], "<|im_end|>");
+    assert!(!text.contains("<|im_end|>"));
+    for timing in [
+        "load_ms",
+        "time_to_first_token_ms",
+        "prefill_tokens_per_second",
+        "decode_tokens_per_second",
+    ] {
+        assert!(answer["timings"][timing].as_f64().unwrap() > 0.0, "{answer}");
+    }
+
+    // The text alone is the same, and so it is without a cache, with drafts, and from elsewhere.
+    let plain = run(&home, model, prompt, &["--max-tokens", "24", "--temperature", "0"]).succeeds();
+    assert_eq!(plain.out.trim_end(), text.trim_end());
+    assert_eq!(plain.err.lines().count(), 1, "{plain:?}");
+    assert!(plain.err.contains("tokens/s") && plain.err.contains("first token"), "{plain:?}");
+    answer["timings"] = Value::Null;
+    home.file("prompt.txt", prompt);
+    let variants: [&[&str]; 4] = [
+        &["--no-kv-cache"],
+        &["--speculate", "lookup"],
+        &["--block-size", "32", "--max-num-batched-tokens", "7"],
+        &["--no-prefix-cache", "--max-num-seqs", "1"],
+    ];
+    for extra in variants {
+        let args: Vec<&str> = args.iter().chain(extra).copied().collect();
+        let mut other = json(run(&home, model, prompt, &args));
+        other["timings"] = Value::Null;
+        assert_eq!(other, answer, "{extra:?}");
+    }
+    let args = args.iter().chain(&SMALL);
+    let mut other =
+        json(home.run(
+            ["run", "--model", model, "--prompt-file", "prompt.txt"].iter().chain(args.clone()),
+        ));
+    other["timings"] = Value::Null;
+    assert_eq!(other, answer);
+    let mut child = home
+        .command(["run", model, "-"].iter().chain(args))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(prompt.as_bytes()).unwrap();
+    let mut other = json(Ran::of(child.wait_with_output().unwrap()));
+    other["timings"] = Value::Null;
+    assert_eq!(other, answer);
+}
+
+#[test]
+fn a_raw_prompt_is_continued_with_the_flags_from_the_environment() {
+    let Some(model) = cached("smollm2-135m") else { return };
+    let home = Home::new();
+    let mut command = home.command(["run", "One, two, three, four,"]);
+    command.args(SMALL).envs([
+        ("PACELINE_MODEL", model.to_str().unwrap()),
+        ("PACELINE_RAW", "1"),
+        ("PACELINE_JSON", "true"),
+        ("PACELINE_MAX_TOKENS", "6"),
+        ("PACELINE_TEMPERATURE", "0"),
+        ("PACELINE_PROMPT_LOGPROBS", "1"),
+    ]);
+    let answer = json(Ran::of(command.output().unwrap()));
+    assert!(answer["text"].as_str().unwrap().contains("five"), "{answer}");
+    assert_eq!(answer["finish_reason"], "length");
+    assert!(answer["logprobs"].is_null());
+    let prompt = answer["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(prompt.len(), answer["prompt_token_ids"].as_array().unwrap().len());
+    assert!(prompt[0].is_null() && prompt[1]["logprob"].as_f64().unwrap() < 0.0);
+    for (entry, id) in prompt.iter().zip(answer["prompt_token_ids"].as_array().unwrap()).skip(1) {
+        assert_eq!(entry["token_id"], *id);
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_text_again() {
+    let Some(model) = cached("smollm2-135m") else { return };
+    let model = model.to_str().unwrap();
+    let home = Home::new();
+    let run = |seed: &str| {
+        let args = ["--temperature", "1.2", "--max-tokens", "12", "--seed", seed];
+        run(&home, model, "Tell me a story", &args).succeeds()
+    };
+    let (first, again, other) = (run("1"), run("1"), run("2"));
+    assert_eq!(first.out, again.out);
+    assert_ne!(first.out, other.out);
+    assert!(first.err.contains("seed 1") && first.err.contains("cut at --max-tokens"), "{first:?}");
+}
+
+#[test]
+fn what_a_model_cannot_do_is_named() {
+    let Some(model) = cached("smollm2-135m") else { return };
+    let model = model.to_str().unwrap();
+    let home = Home::new();
+    let run = |prompt: &str, args: &[&str]| home.run(["run", model, prompt].iter().chain(args));
+    for (args, parts) in [
+        (&["--temperature=-1"][..], &["temperature", "-1"][..]),
+        (&["--top-p", "0"], &["top_p"]),
+        (&["--min-p", "nan"], &["min_p"]),
+        (&["--max-tokens", "0"], &["max_tokens"]),
+        (&["--max-tokens", "100000"], &["max_tokens", "8192"]),
+        (&["--stop-token-id", "999999"], &["stop_token_ids", "49152"]),
+        (&["--threads", "0"], &["threads", "0"]),
+        (&["--threads", "100000"], &["threads"]),
+        (&["--block-size", "7"], &["block", "7", "16"]),
+        (&["--max-num-seqs", "0"], &["max_num_seqs", "0"]),
+        (&["--max-num-batched-tokens", "0"], &["max_num_batched_tokens"]),
+        (&["--max-model-len", "0"], &["max_model_len"]),
+        (&["--kv-memory", "1000"], &["--kv-memory", "1000", "block"]),
+        (&["--kv-memory", "400KiB"], &["--kv-memory"]),
+        (&["--max-model-len", "16"], &["prompt", "16"]),
+        (&["--raw", "--system", "x"], &["--system", "--raw"]),
+    ] {
+        run("Hello there, how are you today?", args).fails_with(parts);
+    }
+    let long = "word ".repeat(9_000);
+    home.file("long.txt", &long);
+    home.run(["run", model, "--prompt-file", "long.txt"]).fails_with(&["prompt", "8192"]);
+    run("", &["--raw"]).fails_with(&["prompt is empty"]);
+}
+
+#[test]
+fn a_base_model_runs_raw_with_a_notice_and_does_not_chat() {
+    let Some(model) = cached("gemma3-270m") else { return };
+    let model = model.to_str().unwrap();
+    let home = Home::new();
+    let ran = run(&home, model, "The capital of France is", &["--max-tokens", "4"]).succeeds();
+    assert!(ran.out.contains("Paris"), "{ran:?}");
+    assert_eq!(ran.err.lines().count(), 2, "{ran:?}");
+    assert!(ran.err.contains("no chat template"), "{ran:?}");
+    home.run(["chat", model].iter().chain(&SMALL))
+        .fails_with(&["no chat template", "paceline run"]);
+}
+
+#[test]
+fn a_conversation_goes_on_from_what_was_said() {
+    let Some(model) = cached("smollm2-135m") else { return };
+    let home = Home::new();
+    let mut child = home
+        .command(["chat", model.to_str().unwrap(), "--max-tokens", "30"].iter().chain(&SMALL))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = "My name is Ada. What is my name?\n\nAnd in capital letters?\n/nonsense\n/help\n/reset\nHi\n/system Be brief.\nHi\n/exit\nnever\n";
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let ran = Ran::of(child.wait_with_output().unwrap()).succeeds();
+    assert!(ran.out.contains("Ada"), "{ran:?}");
+    assert!(!ran.out.contains("never"));
+    assert!(
+        ran.err.contains("no command /nonsense") && ran.err.contains("/system TEXT"),
+        "{ran:?}"
+    );
+    let figures: Vec<&str> = ran.err.lines().filter(|line| line.contains("cached")).collect();
+    assert_eq!(figures.len(), 4, "{ran:?}");
+    assert!(figures[0].contains("(0 cached)"));
+    // The second turn reuses the blocks of the first.
+    let cached = figures[1].split('(').nth(1).unwrap().split(' ').next().unwrap();
+    assert!(cached.parse::<usize>().unwrap() >= 32, "{ran:?}");
+}
+
+#[test]
+fn inspect_shows_what_a_file_holds() {
+    let Some(model) = cached("smollm2-135m") else { return };
+    let model = model.to_str().unwrap();
+    let home = Home::new();
+    let text = home.run(["inspect", model]).succeeds().out;
+    for part in
+        ["llama", "30 layers", "Q4_1", "general.architecture", "<|im_start|>", "1000 tokens"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let ran = home.run(["inspect", model, "--json"]).succeeds();
+    let facts: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(facts["n_layers"], 30);
+    assert_eq!(facts["tensors"].as_array().unwrap().len(), 272);
+    // 30 layers, 3 heads of 64, K and V, two bytes each.
+    assert_eq!(facts["kv_bytes_per_1000_tokens"]["f16"], 30 * 3 * 64 * 2 * 2 * 1000);
+}
+
+/// `paceline serve` on a free port, with its address.
+fn serve(home: &Home, model: &str) -> (Child, String) {
+    let mut child = home
+        .command(["serve", model, "--port", "0", "--served-model-name", "it"].iter().chain(&SMALL))
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let address = lines
+        .by_ref()
+        .map_while(Result::ok)
+        .find_map(|line| Some(line.strip_prefix("listening on ")?.to_owned()))
+        .expect("it listens");
+    // So that it never waits for somebody to read.
+    std::thread::spawn(move || lines.for_each(drop));
+    (child, address)
+}
+
+#[cfg(unix)]
+#[test]
+fn a_model_is_served_until_the_signal() {
+    let Some(model) = cached("smollm2-135m") else { return };
+    let model = model.to_str().unwrap();
+    let home = Home::new();
+    let (mut child, address) = serve(&home, model);
+    let ask = |body: Value| {
+        let mut response =
+            ureq::post(format!("{address}/v1/chat/completions")).send(body.to_string()).unwrap();
+        let text = response.body_mut().read_to_string().unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()
+    };
+    let prompt = "What is the capital of France?";
+    let answer = ask(serde_json::json!({
+        "model": "it", "temperature": 0, "max_tokens": 24,
+        "messages": [{"role": "user", "content": prompt}],
+    }));
+    let args = ["--max-tokens", "24", "--temperature", "0"];
+    let alone = run(&home, model, prompt, &args).succeeds().out;
+    let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+    assert_eq!(text.trim_end(), alone.trim_end());
+
+    let killed = std::process::Command::new("kill").arg(child.id().to_string()).status();
+    assert!(killed.unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
