@@ -9,7 +9,7 @@ mod strftime;
 mod tojson;
 
 use crate::file::{KeyError, Metadata};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, TokenizerError, read_json};
 use guard::Guard;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -17,16 +17,25 @@ use minijinja::{Environment, ErrorKind};
 use regex::Regex;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
+use std::path::Path;
 use std::time::SystemTime;
 
-/// A template longer than this is refused.
-const MAX_SOURCE_BYTES: usize = 1 << 20;
-/// Work that a template may do, beside what grows with the conversation. About one unit an
-/// instruction or 64 bytes.
-const FUEL: u64 = 1_000_000;
+/// A template longer than this is refused. Real ones have up to 20 KiB.
+const MAX_SOURCE_BYTES: usize = 256 << 10;
+/// Work that a template may do: about one unit an instruction or 64 bytes.
+const BASE_FUEL: u64 = 100_000;
+/// More of it for each message, tool and document; and one for every four bytes of text.
+const FUEL_PER_ITEM: u64 = 2_000;
+const MAX_FUEL: u64 = 4_000_000;
+/// Stack for reading a template. An expression may nest as deep as the template is long, and a level
+/// takes up to 700 bytes.
+const STACK_FOR_SOURCE: usize = 512 << 20;
+/// Stack for rendering, per unit of fuel. A template can nest a list once with each unit, and
+/// comparing, writing and dropping such a list takes up to 700 bytes a level.
+const STACK_PER_FUEL: usize = 1 << 10;
 
 /// Why a conversation could not be written as the model wants it.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum ChatError {
     /// The template is not valid.
     #[error("the chat template cannot be read: {0}")]
@@ -52,6 +61,9 @@ pub enum ChatError {
     /// Every character that could keep control tokens apart is in use.
     #[error("the messages hold control tokens of the model and every private-use character")]
     NoSentinel,
+    /// A file beside the tokenizer cannot be read.
+    #[error(transparent)]
+    File(#[from] TokenizerError),
     /// A metadata key has another type.
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -143,6 +155,41 @@ impl ChatTemplate {
         ChatTemplate::new(source, with_tools, tokenizer).map(Some)
     }
 
+    /// The template of a directory as Hugging Face ships it, if it has one: `chat_template.jinja`
+    /// and `additional_chat_templates/tool_use.jinja`, else `chat_template` of
+    /// `tokenizer_config.json`.
+    ///
+    /// # Errors
+    /// If a template is not valid, or a file cannot be read.
+    pub fn from_directory(
+        directory: &Path,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<ChatTemplate>, ChatError> {
+        let read = |name: &str| match std::fs::read_to_string(directory.join(name)) {
+            Ok(source) => Ok(Some(source)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(ChatError::Template(format!("{name}: {error}"))),
+        };
+        let mut plain = read("chat_template.jinja")?;
+        let mut with_tools = read("additional_chat_templates/tool_use.jinja")?;
+        if plain.is_none() {
+            let config = read_json(directory, "tokenizer_config.json")?;
+            let source = |value: &Value| value.as_str().map(str::to_owned);
+            match &config["chat_template"] {
+                // A list of named templates.
+                Value::Array(named) => {
+                    let find = |name| named.iter().find(|entry| entry["name"] == name);
+                    plain = find("default").and_then(|entry| source(&entry["template"]));
+                    with_tools = find("tool_use").and_then(|entry| source(&entry["template"]));
+                }
+                one => plain = source(one),
+            }
+        }
+        let template =
+            plain.map(|plain| ChatTemplate::new(&plain, with_tools.as_deref(), tokenizer));
+        template.transpose()
+    }
+
     /// The template `source`, and another for conversations with tools where there is one.
     ///
     /// # Errors
@@ -157,9 +204,11 @@ impl ChatTemplate {
             let Some(source) = source else { continue };
             if source.len() > MAX_SOURCE_BYTES {
                 let n = source.len();
-                return Err(ChatError::Template(format!("it has {n} bytes, the limit is 1 MiB")));
+                return Err(ChatError::Template(format!("it has {n} bytes, the limit is 256 KiB")));
             }
-            let added = environment.add_template_owned(name, without_generation(source));
+            let source = without_generation(source);
+            let added =
+                with_stack(STACK_FOR_SOURCE, || environment.add_template_owned(name, source))?;
             added.map_err(|e| ChatError::Template(one_line(&e)))?;
         }
         let name = |id: Option<u32>| {
@@ -224,24 +273,29 @@ impl ChatTemplate {
         messages.iter().for_each(|message| guard::for_each_string(message, &mut note));
         guard::for_each_string(&variables, &mut note);
         let sentinel = used.free()?;
-        let messages = messages.iter().map(|m| self.guard.guard_message(m, sentinel));
-        let messages = Value::Array(messages.map(Value::Object).collect());
+        let guarded = messages.iter().map(|m| self.guard.guard_message(m, sentinel));
+        let guarded = Value::Array(guarded.map(Value::Object).collect());
         let mut context = self.guard.guard_entries(&variables, sentinel);
-        context.insert("messages".to_owned(), messages);
+        context.insert("messages".to_owned(), guarded);
         context.insert("add_generation_prompt".to_owned(), options.add_generation_prompt.into());
         for (key, token) in [("bos_token", &self.bos), ("eos_token", &self.eos)] {
             context.entry(key).or_insert_with(|| token.as_str().into());
         }
 
         let mut environment = self.environment.clone();
-        environment.set_fuel(Some(FUEL + n_bytes as u64));
+        let n_items = messages.len() + options.tools.len() + options.documents.len();
+        let fuel = BASE_FUEL + n_items as u64 * FUEL_PER_ITEM + n_bytes as u64 / 4;
+        let fuel = fuel.min(MAX_FUEL);
+        environment.set_fuel(Some(fuel));
         let now = options.now;
         environment.add_function("strftime_now", move |format: &str| {
             let unknown = || raise(format!("strftime_now cannot write `{format}`"));
             strftime::strftime(now, format).ok_or_else(unknown)
         });
-        let template = environment.get_template(name).map_err(|e| chat_error(&e))?;
-        let marked = template.render(Serde(context)).map_err(|e| chat_error(&e))?;
+        let rendered = with_stack(fuel as usize * STACK_PER_FUEL, || {
+            environment.get_template(name).and_then(|template| template.render(Serde(context)))
+        });
+        let marked = rendered?.map_err(|e| chat_error(&e))?;
         Ok(Rendered { marked, sentinel })
     }
 
@@ -328,6 +382,9 @@ fn environment() -> Environment<'static> {
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     // The names of templates are no file names: nothing is escaped.
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    // These write more than their fuel pays for, and no chat needs them.
+    environment.remove_filter("pprint");
+    environment.remove_global("debug");
     environment.add_filter("tojson", tojson::tojson);
     // Where minijinja differs from Jinja2: how it writes very large and small floats, and that it
     // takes none for iterable.
@@ -359,6 +416,17 @@ fn without_generation(source: &str) -> String {
     let end = Regex::new(r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}").expect("a valid pattern");
     let source = begin.replace_all(source, "{%$1 if true $2%}");
     end.replace_all(&source, "{%$1 endif $2%}").into_owned()
+}
+
+/// Runs `work` on a stack of `bytes`, of which memory is taken only as it is used.
+fn with_stack<R: Send>(bytes: usize, work: impl FnOnce() -> R + Send) -> Result<R, ChatError> {
+    let failed = || ChatError::Render(format!("no thread with a stack of {} MiB", bytes >> 20));
+    std::thread::scope(|scope| {
+        let builder =
+            std::thread::Builder::new().name("chat template".to_owned()).stack_size(bytes);
+        let thread = builder.spawn_scoped(scope, work).map_err(|_| failed())?;
+        thread.join().map_err(|_| failed())
+    })
 }
 
 /// What a template says with `raise_exception`.

@@ -1,13 +1,12 @@
 //! Byte-pair encoding after Sennrich et al. 2016, on the bytes of words (GPT-2) or on characters.
 
 use super::index::Index;
-use super::merge::{Merger, Merges, NO_SYMBOL, Symbol};
+use super::merge::{Merger, Merges, NO_SYMBOL, Symbol, parts_of};
 use super::split::{Row, Splitter};
 use crate::TokenId;
 use crate::file::Strings;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
-use std::ops::Range;
 
 /// The byte that GPT-2's printable alphabet writes as `c`.
 ///
@@ -26,14 +25,25 @@ pub(super) fn byte_of(c: char) -> Option<u8> {
 /// it is not written in that alphabet.
 pub(super) fn push_bytes_of(text: &[u8], out: &mut Vec<u8>) -> bool {
     let start = out.len();
-    for chunk in text.utf8_chunks() {
-        if !chunk.invalid().is_empty() || !chunk.valid().chars().all(|c| byte_of(c).is_some()) {
+    let mut rest = text;
+    loop {
+        // The alphabet ends before U+0800: a character has one or two bytes.
+        let (byte, n) = match *rest {
+            [] => return true,
+            [a @ 0x21..=0x7e, ..] => (Some(a), 1),
+            [a @ 0xc2..=0xdf, b @ 0x80..=0xbf, ..] => {
+                let c = char::from_u32(u32::from(a & 0x1f) << 6 | u32::from(b & 0x3f));
+                (c.and_then(byte_of), 2)
+            }
+            _ => (None, 1),
+        };
+        let Some(byte) = byte else {
             out.truncate(start);
             return false;
-        }
-        out.extend(chunk.valid().chars().filter_map(byte_of));
+        };
+        out.push(byte);
+        rest = &rest[n..];
     }
-    true
 }
 
 /// A byte-pair model: what the words are, and which neighbours join in which order.
@@ -73,7 +83,7 @@ impl Bpe {
         }
         let mut symbols = Index::new(contents);
         let mut pairs = HashMap::with_capacity_and_hasher(merges.len(), RandomState::default());
-        let (mut left, mut right) = (Vec::new(), Vec::new());
+        let (mut left, mut right, mut next) = (Vec::new(), Vec::new(), 0);
         for (rank, merge) in merges.iter().enumerate() {
             let Some(space) = merge.iter().skip(1).position(|&b| b == b' ') else { continue };
             if !read(&merge[..space + 1], &mut left) || !read(&merge[space + 2..], &mut right) {
@@ -83,7 +93,12 @@ impl Bpe {
                 |piece: &[u8]| symbols.find(piece).unwrap_or_else(|| symbols.push(piece));
             let pair = (number(&left), number(&right));
             left.extend_from_slice(&right);
-            let joined = number(&left);
+            // Mostly tokens come in the order of their merges.
+            let joined = match symbols.get(next) {
+                Some(piece) if piece == left => next,
+                _ => symbols.find(&left).unwrap_or_else(|| symbols.push(&left)),
+            };
+            next = joined.wrapping_add(1);
             pairs.entry(pair).or_insert((rank as u32, joined));
         }
         let byte_symbols = std::array::from_fn(|b| symbols.find(&[b as u8]).unwrap_or(NO_SYMBOL));
@@ -116,32 +131,27 @@ impl Bpe {
             false => text,
         };
         let mut merger = Merger::default();
-        self.splitter.split(text, |word| self.encode_word(text, word, &mut merger, out));
+        self.splitter.split(text, |word| {
+            for part in parts_of(&text[word]) {
+                self.encode_word(part, &mut merger, out);
+            }
+        });
     }
 
-    fn encode_word(
-        &self,
-        text: &str,
-        word: Range<usize>,
-        merger: &mut Merger,
-        out: &mut Vec<TokenId>,
-    ) {
-        let bytes = text.as_bytes();
-        let whole = self.row.whole_words || (self.row.raw && bytes[word.start] == b'\n');
-        if whole && let Some(id) = self.token(&bytes[word.clone()]) {
+    fn encode_word(&self, word: &str, merger: &mut Merger, out: &mut Vec<TokenId>) {
+        let bytes = word.as_bytes();
+        let whole = self.row.whole_words || (self.row.raw && bytes.first() == Some(&b'\n'));
+        if whole && let Some(id) = self.token(bytes) {
             out.push(id);
             return;
         }
         merger.clear();
         if self.row.raw {
-            for (i, c) in text[word.clone()].char_indices() {
-                let at = word.start + i..word.start + i + c.len_utf8();
-                merger.push(self.symbols.find(&bytes[at.clone()]).unwrap_or(NO_SYMBOL), at);
+            for c in word.split_inclusive(|_| true) {
+                merger.push(self.symbols.find(c.as_bytes()).unwrap_or(NO_SYMBOL), c.len());
             }
         } else {
-            for i in word {
-                merger.push(self.byte_symbols[bytes[i] as usize], i..i + 1);
-            }
+            bytes.iter().for_each(|&b| merger.push(self.byte_symbols[b as usize], 1));
         }
         merger.run(bytes, self);
         for symbol in merger.symbols() {
@@ -149,10 +159,15 @@ impl Bpe {
                 out.push(symbol.id);
             } else {
                 // A vocabulary that lacks a byte loses it, as in llama.cpp.
-                let tokens = bytes[symbol.bytes.clone()].iter();
+                let tokens = bytes[symbol.bytes()].iter();
                 out.extend(tokens.filter_map(|&b| self.byte_tokens[b as usize]));
             }
         }
+    }
+
+    /// What a token stands for in text, if it is written in the alphabet.
+    pub fn content(&self, id: TokenId) -> &[u8] {
+        self.symbols.get(id).unwrap_or_default()
     }
 
     fn token(&self, content: &[u8]) -> Option<TokenId> {

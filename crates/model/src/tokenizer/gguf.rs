@@ -1,73 +1,13 @@
 //! The tokenizer that a GGUF file describes in its `tokenizer.ggml.*` metadata.
 
-use super::bpe::{Bpe, push_bytes_of};
+use super::bpe::Bpe;
+use super::names::{ADDED, CONTROLS, ENDS, ENDS_IF_CONTROL};
 use super::special::Specials;
 use super::split::ROWS;
 use super::spm::{SPACE, Spm};
 use super::{Kind, Model, Tokenizer, TokenizerError};
 use crate::TokenId;
 use crate::file::{Metadata, Strings, shown};
-
-/// Texts that end a turn or a document whatever the file calls them.
-const ENDS: &[&str] = &[
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<end_of_turn>",
-    "<end_of_utterance>",
-    "<turn|>",
-    "<｜end▁of▁sentence｜>",
-];
-/// Texts that end a turn only where the file makes them control tokens: elsewhere they are words.
-const ENDS_IF_CONTROL: &[&str] = &["</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "[e~["];
-/// Texts that llama.cpp parses as control tokens whatever the file calls them, beside the above.
-const CONTROLS: &[&str] = &[
-    "<|flush|>",
-    "<|calls|>",
-    "<|tool_response>",
-    "<|fim_prefix|>",
-    "<fim-prefix>",
-    "<fim_prefix>",
-    "<｜fim▁begin｜>",
-    "<PRE>",
-    "▁<PRE>",
-    "<|code_prefix|>",
-    "<|prefix|>",
-    "<|fim_suffix|>",
-    "<fim-suffix>",
-    "<fim_suffix>",
-    "<｜fim▁hole｜>",
-    "<SUF>",
-    "▁<SUF>",
-    "<|code_suffix|>",
-    "<|suffix|>",
-    "<|fim_middle|>",
-    "<fim-middle>",
-    "<fim_middle>",
-    "<｜fim▁end｜>",
-    "<MID>",
-    "▁<MID>",
-    "<|code_middle|>",
-    "<|middle|>",
-    "<|fim_pad|>",
-    "<fim-pad>",
-    "<fim_pad>",
-    "<PAD>",
-    "[PAD]",
-    "<|fim_repo|>",
-    "<|repo_name|>",
-    "<fim-repo>",
-    "<REPO>",
-    "<reponame>",
-    "<|file_sep|>",
-];
-/// Texts of gpt-oss that are never control tokens.
-const ADDED: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 impl Tokenizer {
     /// The tokenizer that a GGUF file's metadata describe. Its ids are llama.cpp's.
@@ -139,19 +79,25 @@ impl Tokenizer {
                     kind = Kind::Control;
                 }
             }
-            content.clear();
             if kind != Kind::Normal {
-                content.extend_from_slice(token);
+                bytes.push(token);
                 specials.push((i as TokenId, token, kind));
             } else if let Some(byte) = byte_token(token).filter(|_| of_type == BYTE) {
-                content.push(byte);
-            } else if raw {
-                push_with_spaces(token, &mut content);
-            } else if !push_bytes_of(token, &mut content) {
-                // Outside the alphabet: it can only stand for its name.
-                content.extend_from_slice(token);
+                bytes.push(&[byte]);
+            } else {
+                match &model {
+                    Model::Bpe(bpe) if !raw => match bpe.content(i as TokenId) {
+                        // Outside the alphabet: it can only stand for its name.
+                        [] => bytes.push(token),
+                        content => bytes.push(content),
+                    },
+                    _ => {
+                        content.clear();
+                        push_with_spaces(token, &mut content);
+                        bytes.push(&content);
+                    }
+                }
             }
-            bytes.push(&content);
             control.push(kind == Kind::Control);
         }
 
@@ -194,12 +140,12 @@ fn check_len(list: &'static str, len: usize, n: usize) -> Result<(), TokenizerEr
     }
 }
 
-fn push_new(ids: &mut Vec<TokenId>, id: Option<TokenId>) {
+pub(super) fn push_new(ids: &mut Vec<TokenId>, id: Option<TokenId>) {
     ids.extend(id.filter(|id| !ids.contains(id)));
 }
 
 /// Appends a token of a raw vocabulary with its spaces as spaces.
-fn push_with_spaces(token: &[u8], out: &mut Vec<u8>) {
+pub(super) fn push_with_spaces(token: &[u8], out: &mut Vec<u8>) {
     let mut mark = [0; 4];
     let mark = SPACE.encode_utf8(&mut mark).as_bytes();
     let mut rest = token;

@@ -41,6 +41,11 @@ impl Index {
         i
     }
 
+    /// String `i`.
+    pub fn get(&self, i: u32) -> Option<&[u8]> {
+        self.strings.get(i as usize)
+    }
+
     pub fn find(&self, string: &[u8]) -> Option<u32> {
         let same = |&j: &u32| self.strings.get(j as usize) == Some(string);
         self.table.find(self.hasher.hash_one(string), same).copied()

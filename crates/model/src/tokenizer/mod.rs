@@ -11,7 +11,9 @@
 mod bpe;
 mod gguf;
 mod index;
+mod json;
 mod merge;
+mod names;
 mod special;
 mod split;
 mod spm;
@@ -19,7 +21,9 @@ mod spm;
 use crate::TokenId;
 use crate::chat::Rendered;
 use crate::file::{KeyError, Strings};
+pub(crate) use json::read_json;
 use special::{Part, Specials};
+use std::path::PathBuf;
 
 /// Whether control-token strings in a text are control tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +58,14 @@ pub enum TokenizerError {
         /// Number of tokens.
         n: usize,
     },
+    /// A file of the tokenizer cannot be read.
+    #[error("{}: {problem}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A list that goes with the tokens is too short.
     #[error("tokenizer.ggml.{list} has {len} entries for {n} tokens: the file is damaged")]
     ListLen {
@@ -86,6 +98,7 @@ enum Kind {
 enum Model {
     Bpe(Box<bpe::Bpe>),
     Spm(Box<spm::Spm>),
+    Json(Box<json::Json>),
 }
 
 /// Turns text into token ids and token ids into text.
@@ -109,7 +122,12 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, special: Special, add_bos: bool) -> Vec<TokenId> {
         let mut ids = Vec::with_capacity(text.len() / 4 + 1);
         ids.extend(self.bos.filter(|_| add_bos));
-        self.encode_parts(text, self.specials.split(text, special), true, &mut ids);
+        match &self.model {
+            Model::Json(json) => json.encode(text, special, &mut ids),
+            _ => {
+                self.encode_parts(text, self.specials.split(text, special), true, &mut ids);
+            }
+        }
         ids
     }
 
@@ -117,6 +135,11 @@ impl Tokenizer {
     /// those in messages are plain text. BOS comes in front if the model expects it and the template
     /// did not write it.
     pub fn encode_chat(&self, chat: &Rendered) -> Vec<TokenId> {
+        if matches!(self.model, Model::Json(_)) && !chat.marked.contains(chat.sentinel) {
+            // `tokenizers` sees the whole text: its rules for spaces look across special tokens.
+            let begun = self.bos_name().is_some_and(|bos| chat.marked.starts_with(bos));
+            return self.encode(&chat.marked, Special::Parse, self.add_bos && !begun);
+        }
         let parts = self.specials.split(&chat.marked, Special::Parse);
         let bos = self.bos.filter(|&bos| self.add_bos && parts.first() != Some(&Part::Token(bos)));
         let mut ids = Vec::with_capacity(chat.marked.len() / 4 + 1);
@@ -157,6 +180,7 @@ impl Tokenizer {
                     let text = &text[range.clone()];
                     match &self.model {
                         Model::Bpe(bpe) => bpe.encode(text, ids),
+                        Model::Json(json) => json.encode(text, Special::Plain, ids),
                         Model::Spm(spm) => {
                             let space_before = self.add_space_prefix && after_special;
                             spm.encode(text, space_before, ids);
@@ -167,6 +191,11 @@ impl Tokenizer {
             after_special = matches!(part, Part::Token(_));
         }
         after_special
+    }
+
+    fn bos_name(&self) -> Option<&str> {
+        let name = std::str::from_utf8(self.token_bytes(self.bos?)).ok()?;
+        Some(name).filter(|name| !name.is_empty())
     }
 
     /// The names of the control tokens.

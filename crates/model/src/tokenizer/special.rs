@@ -2,9 +2,11 @@
 
 use super::{Kind, Special};
 use crate::TokenId;
-use aho_corasick::AhoCorasick;
+use aho_corasick::Anchored;
+use aho_corasick::automaton::Automaton;
+use aho_corasick::nfa::contiguous::NFA;
 use memchr::memmem;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 
 /// A stretch of text: one special token, or text between them.
@@ -22,7 +24,7 @@ pub(super) struct Specials {
     /// The longest first, then by number: the order in which they are looked for.
     tokens: Vec<SpecialToken>,
     /// Finds which of them a text holds at all.
-    finder: Option<AhoCorasick>,
+    finder: Option<NFA>,
 }
 
 #[derive(Debug)]
@@ -40,7 +42,7 @@ impl Specials {
             filled.map(|(id, text, kind)| SpecialToken { id, text: text.to_vec(), kind }).collect();
         tokens.sort_by_key(|token| (std::cmp::Reverse(token.text.len()), token.id));
         // Only a vocabulary beyond the automaton's 2^31 states fails; its special tokens are text.
-        let finder = AhoCorasick::new(tokens.iter().map(|token| &token.text)).ok();
+        let finder = NFA::new(tokens.iter().map(|token| &token.text)).ok();
         Specials { tokens, finder }
     }
 
@@ -86,12 +88,21 @@ impl Specials {
 
     /// The tokens that occur somewhere in `text`, in the order in which they are looked for.
     fn held_by(&self, text: &str, special: Special) -> impl Iterator<Item = &SpecialToken> {
-        let found: BTreeSet<usize> = match &self.finder {
-            Some(finder) => {
-                finder.find_overlapping_iter(text).map(|found| found.pattern().as_usize()).collect()
+        let mut found = BTreeSet::new();
+        if let Some(finder) = &self.finder
+            && let Ok(start) = finder.start_state(Anchored::No)
+        {
+            let mut state = start;
+            let mut seen = HashSet::new();
+            for &byte in text.as_bytes() {
+                state = finder.next_state(Anchored::No, state, byte);
+                // A state stands for the tokens that end here: each state has to be asked once.
+                if finder.is_special(state) && finder.is_match(state) && seen.insert(state) {
+                    let n = finder.match_len(state);
+                    found.extend((0..n).map(|i| finder.match_pattern(state, i).as_usize()));
+                }
             }
-            None => BTreeSet::new(),
-        };
+        }
         found
             .into_iter()
             .map(|i| &self.tokens[i])

@@ -2,7 +2,7 @@
 //! the best score first; what is left and no token is written as bytes.
 
 use super::index::Index;
-use super::merge::{Merger, Merges, NO_SYMBOL, Symbol};
+use super::merge::{Merger, Merges, NO_SYMBOL, Symbol, parts_of};
 use crate::TokenId;
 use crate::file::Strings;
 use std::collections::HashSet;
@@ -48,43 +48,49 @@ impl Spm {
         }
         spaced.extend(text.chars().map(|c| if c == ' ' { SPACE } else { c }));
         let mut merger = Merger::default();
-        let mut previous = None;
-        for (i, c) in spaced.char_indices() {
-            // No token holds a space after another character, save after a bridge: so no merge
-            // crosses this place, and each word can be merged for itself.
-            if let Some(before) = previous
-                && c == SPACE
-                && before != SPACE
-                && !self.bridges.contains(&before)
-            {
-                self.finish_word(spaced.as_bytes(), &mut merger, out);
+        for run in parts_of(&spaced) {
+            let mut start = 0;
+            let mut previous = None;
+            for (i, c) in run.char_indices() {
+                // No token holds a space after another character, save after a bridge: so no merge
+                // crosses this place, and each word can be merged for itself.
+                if let Some(before) = previous
+                    && c == SPACE
+                    && before != SPACE
+                    && !self.bridges.contains(&before)
+                {
+                    self.encode_word(&run[start..i], &mut merger, out);
+                    start = i;
+                }
+                previous = Some(c);
             }
-            merger.push(NO_SYMBOL, i..i + c.len_utf8());
-            previous = Some(c);
+            self.encode_word(&run[start..], &mut merger, out);
         }
-        self.finish_word(spaced.as_bytes(), &mut merger, out);
     }
 
-    fn finish_word(&self, text: &[u8], merger: &mut Merger, out: &mut Vec<TokenId>) {
-        merger.run(text, self);
+    fn encode_word(&self, word: &str, merger: &mut Merger, out: &mut Vec<TokenId>) {
+        merger.clear();
+        word.chars().for_each(|c| merger.push(NO_SYMBOL, c.len_utf8()));
+        let word = word.as_bytes();
+        merger.run(word, self);
         for symbol in merger.symbols() {
-            let bytes = &text[symbol.bytes.clone()];
-            match self.tokens.find(bytes) {
+            let bytes = &word[symbol.bytes()];
+            let joined = Some(symbol.id).filter(|&id| id != NO_SYMBOL);
+            match joined.or_else(|| self.tokens.find(bytes)) {
                 Some(id) => out.push(id),
                 None => out.extend(bytes.iter().filter_map(|&b| self.byte_tokens[b as usize])),
             }
         }
-        merger.clear();
     }
 }
 
 impl Merges for Spm {
-    fn merge(&self, text: &[u8], left: &Symbol, right: &Symbol) -> Option<(u32, u32)> {
-        let bytes = left.bytes.start..right.bytes.end;
+    fn merge(&self, word: &[u8], left: &Symbol, right: &Symbol) -> Option<(u32, u32)> {
+        let bytes = left.start as usize..right.end as usize;
         if bytes.len() > self.longest {
             return None;
         }
-        let id = self.tokens.find(&text[bytes])?;
+        let id = self.tokens.find(&word[bytes])?;
         Some((self.ranks.get(id as usize).copied().unwrap_or(0), id))
     }
 }

@@ -35,28 +35,39 @@ pub fn cached_data(name: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// A byte-level vocabulary: ids 0..=255 are the bytes, then come `special` with their types. There
-/// are no merges to speak of.
-pub fn byte_vocab(special: &[(&str, i32)]) -> Tokenizer {
-    let printable = |b: &u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-    let mut others = (0x100..).filter_map(char::from_u32);
-    let mut tokens: Vec<String> = (0..=255u8)
-        .map(|b| if printable(&b) { char::from(b) } else { others.next().unwrap() }.to_string())
-        .collect();
-    let mut types = vec![1; 256];
-    for (text, of_type) in special {
-        tokens.push((*text).to_owned());
-        types.push(*of_type);
-    }
+/// Metadata of a tokenizer: tokens with their types and scores, and merges.
+pub fn vocab(model: &str, tokens: &[(String, i32, f32)], merges: &[String]) -> Metadata {
     let mut metadata = Metadata::default();
     let mut put = |key: &str, value| metadata.insert(format!("tokenizer.ggml.{key}"), value);
-    put("model", Value::String(b"gpt2".to_vec()));
-    put("pre", Value::String(b"gpt-2".to_vec()));
-    put("tokens", Value::Array(Array::Strings(tokens.iter().collect())));
-    put("token_type", Value::Array(Array::I32(types)));
-    put("merges", Value::Array(Array::Strings(["a a a"].iter().collect())));
-    put("bos_token_id", Value::U32(256));
-    put("eos_token_id", Value::U32(257));
+    put("model", Value::String(model.into()));
+    put("pre", Value::String("gpt-2".into()));
+    put("tokens", Value::Array(Array::Strings(tokens.iter().map(|t| &t.0).collect())));
+    put("token_type", Value::Array(Array::I32(tokens.iter().map(|t| t.1).collect())));
+    put("scores", Value::Array(Array::F32(tokens.iter().map(|t| t.2).collect())));
+    put("merges", Value::Array(Array::Strings(merges.iter().collect())));
+    metadata
+}
+
+/// The character that GPT-2 writes a byte as.
+pub fn char_of(byte: u8) -> char {
+    let printable = |b: &u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let n_before = (0..byte).filter(|b| !printable(b)).count() as u32;
+    if printable(&byte) { char::from(byte) } else { char::from_u32(0x100 + n_before).unwrap() }
+}
+
+/// The bytes as tokens 0..=255, as GPT-2 writes them.
+pub fn byte_tokens() -> Vec<(String, i32, f32)> {
+    (0..=255).map(|byte| (char_of(byte).to_string(), 1, 0.0)).collect()
+}
+
+/// A byte-level tokenizer without merges: 0..=255 are the bytes, then come `special` with their
+/// types; the first of them is BOS, the second EOS.
+pub fn byte_tokenizer(special: &[(&str, i32)]) -> Tokenizer {
+    let mut tokens = byte_tokens();
+    tokens.extend(special.iter().map(|&(text, of_type)| (text.to_owned(), of_type, 0.0)));
+    let mut metadata = vocab("gpt2", &tokens, &[]);
+    metadata.insert("tokenizer.ggml.bos_token_id".to_owned(), Value::U32(256));
+    metadata.insert("tokenizer.ggml.eos_token_id".to_owned(), Value::U32(257));
     Tokenizer::from_gguf(&metadata).unwrap()
 }
 
