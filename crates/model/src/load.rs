@@ -128,14 +128,17 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Loaded, LoadError> {
 }
 
 fn load_text(file: &ModelFile) -> Result<(Tokenizer, Option<ChatTemplate>), LoadError> {
-    let path = || file.path().to_owned();
-    let ModelFile::Gguf(file) = file else {
-        let error = TokenizerError::UnknownModel { model: "tokenizer.json".to_owned() };
-        return Err(LoadError::Tokenizer { path: path(), error });
+    let path = file.path();
+    let tokenizer = match file {
+        ModelFile::Gguf(file) => Tokenizer::from_gguf(file.metadata()),
+        ModelFile::Safetensors(_) => Tokenizer::from_directory(path),
     };
-    let tokenizer = Tokenizer::from_gguf(file.metadata())
-        .map_err(|error| LoadError::Tokenizer { path: path(), error })?;
-    let chat_template = ChatTemplate::from_gguf(file.metadata(), &tokenizer)
-        .map_err(|error| LoadError::Chat { path: path(), error })?;
+    let tokenizer = tokenizer.map_err(|error| LoadError::Tokenizer { path: path.into(), error })?;
+    let chat_template = match file {
+        ModelFile::Gguf(file) => ChatTemplate::from_gguf(file.metadata(), &tokenizer),
+        ModelFile::Safetensors(_) => ChatTemplate::from_directory(path, &tokenizer),
+    };
+    let chat_template =
+        chat_template.map_err(|error| LoadError::Chat { path: path.into(), error })?;
     Ok((tokenizer, chat_template))
 }
