@@ -4,8 +4,8 @@
 //! those of Hugging Face's `tokenizers`; of the same model they differ where `tokenizer.json` asks
 //! for Unicode normalisation (NFC), which llama.cpp does not do: `e` + U+0301 stays two characters.
 //!
-//! Text is cut three times: at special tokens ([`special`]), into words ([`split`]), and each word
-//! into tokens by merges ([`bpe`], [`spm`]). A token's bytes are fixed, so that text is the
+//! Text is cut three times: at special tokens (`special`), into words (`split`), and each word
+//! into tokens by merges (`bpe`, `spm`). A token's bytes are fixed, so that text is the
 //! concatenation of the tokens' bytes; one character may be spread over several tokens.
 
 mod bpe;
