@@ -37,7 +37,7 @@ impl From<&Message> for Value {
 }
 
 /// A conversation cannot become a prompt.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum ChatError {
     /// The model is a base model.
     #[error("the model has no chat template: use a raw prompt (run --raw, or /v1/completions)")]
