@@ -317,8 +317,10 @@ impl Kernel for Store<'_> {
                 let (_, page, _) = unsafe { page.align_to_mut::<f16>() };
                 let (vectors, _) = x.as_chunks();
                 for (i, x) in vectors.iter().enumerate() {
-                    // `min` and `max` let a NaN in their second place pass.
-                    let x = s.min(s.splat(F16_MAX), s.max(s.splat(-F16_MAX), s.load(x)));
+                    let (x, max) = (s.load(x), s.splat(F16_MAX));
+                    let x = s.select_lt(max, x, max, x);
+                    let min = s.splat(-F16_MAX);
+                    let x = s.select_lt(x, min, min, x);
                     let mut half = [f16::ZERO; LANES];
                     s.store_f16(x, &mut half);
                     for (lane, half) in half.into_iter().enumerate() {

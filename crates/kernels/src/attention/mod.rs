@@ -42,7 +42,7 @@ use crate::kv::{KvCache, SEGMENT};
 use crate::mat::{Acts, Mat};
 use crate::math;
 use crate::quantize::{ActRows, Quantize};
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, LANES, Simd};
 use crate::split::Split;
 use plan::{Item, Plan};
 use std::array::from_fn;
@@ -198,24 +198,26 @@ impl Step<'_> {
         let layout = self.kv.layout();
         let head_size = layout.head_size;
         let n_rows = item.rows.len();
-        // The span's row, and its columns in q and y, of row `j` of the tile; the last one repeats.
+        // The step's row, its position, and its columns in q and y, of row `j` of the tile; the
+        // last one repeats.
         let padded = tile::padded_rows(n_rows);
-        let row = |j: usize| (item.rows.start + j.min(n_rows - 1)) / self.group;
-        let cols = |j: usize| {
-            let head = (item.rows.start + j.min(n_rows - 1)) % self.group;
-            let start = (item.head * self.group + head) * head_size;
-            start..start + head_size
-        };
+        let rows: [(usize, usize, Range<usize>); tile::MAX_ROWS] = from_fn(|j| {
+            let row = item.rows.start + j.min(n_rows - 1);
+            let head = item.head * self.group + row % self.group;
+            let row = row / self.group;
+            (span.rows.start + row, span.position + row, head * head_size..(head + 1) * head_size)
+        });
         scratch.set_rows(padded, head_size);
-        for j in 0..padded {
-            scratch.set_query(j, padded, &self.q.row(span.rows.start + row(j))[cols(j)]);
+        for (j, (row, _, cols)) in rows[..padded].iter().enumerate() {
+            scratch.set_query(j, padded, &self.q.row(*row)[cols.clone()]);
         }
         // SAFETY: if it folds, only this item has these columns of these rows, and one row at a time.
         let y = |j: usize| unsafe {
-            let start = (span.rows.start + row(j)) * self.q.cols();
-            out.part(start + cols(j).start..start + cols(j).end)
+            let (row, _, cols) = &rows[j];
+            let start = row * self.q.cols();
+            out.part(start + cols.start..start + cols.end)
         };
-        let mut folded = [(f32::NEG_INFINITY, 0.0); tile::MAX_ROWS];
+        let mut folded = Folded::default();
         if item.folds {
             (0..n_rows).for_each(|j| y(j).fill(0.0));
         }
@@ -223,7 +225,7 @@ impl Step<'_> {
         for segment in item.segments.clone() {
             let start = segment * SEGMENT;
             let seen: [Range<usize>; tile::MAX_ROWS] = from_fn(|j| {
-                let seen = self.seen(span.position + row(j));
+                let seen = self.seen(rows[j].1);
                 let end = seen.end.clamp(start, start + SEGMENT);
                 seen.start.clamp(start, end) - start..end - start
             });
@@ -234,26 +236,29 @@ impl Step<'_> {
                 pages.v[i] = self.kv.v_page(block, self.layer, item.head);
             }
             let tile = Tile { layout, params: self.params, pages, seen: &seen[..padded] };
-            let [m, l] = tile.compute(self.cpu, scratch);
-            for j in (0..n_rows).filter(|&j| !seen[j].is_empty()) {
-                let o = &scratch.o[j * head_size..(j + 1) * head_size];
-                if item.folds {
-                    let (m, l, state) = (m[j], l[j], &mut folded[j]);
-                    self.cpu.compute(Fold { state, m, l, o, y: y(j) });
-                } else if let Some(place) = &plan.partials[item.span] {
-                    let segments = segment..segment + 1;
+            let next = tile.compute(self.cpu, scratch);
+            if item.folds {
+                let [a, b] = self.cpu.compute(Fold { folded: &mut folded, next: &next });
+                for j in (0..n_rows).filter(|&j| !seen[j].is_empty()) {
+                    let o = &scratch.o[j * head_size..(j + 1) * head_size];
+                    self.cpu.compute(Combine { y: y(j), a: a[j], o, b: b[j] });
+                }
+            } else if let Some(place) = &plan.partials[item.span] {
+                for j in (0..n_rows).filter(|&j| !seen[j].is_empty()) {
                     let row = item.rows.start + j;
+                    let segments = segment..segment + 1;
                     let range = place.range(item.head, row, segments, head_size + 2);
                     // SAFETY: only this item has this row of this segment.
                     let partial = unsafe { partials.part(range) };
+                    let o = &scratch.o[j * head_size..(j + 1) * head_size];
                     partial[..head_size].copy_from_slice(o);
-                    partial[head_size..].copy_from_slice(&[m[j], l[j]]);
+                    partial[head_size..].copy_from_slice(&[next.m[j], next.l[j]]);
                 }
             }
         }
         if item.folds {
             for j in 0..n_rows {
-                self.cpu.compute(Scale { factor: 1.0 / folded[j].1, y: y(j) });
+                self.cpu.compute(Scale { factor: 1.0 / folded.l[j], y: y(j) });
             }
         }
     }
@@ -269,47 +274,107 @@ impl Step<'_> {
         for (h, y) in out.chunks_exact_mut(head_size).enumerate() {
             let row = offset * self.group + h % self.group;
             let range = place.range(h / self.group, row, segments.clone(), head_size + 2);
-            let mut state = (f32::NEG_INFINITY, 0.0);
-            y.fill(0.0);
-            for partial in partials[range].chunks_exact(head_size + 2) {
-                let (o, m, l) = (&partial[..head_size], partial[head_size], partial[head_size + 1]);
-                self.cpu.compute(Fold { state: &mut state, m, l, o, y: &mut *y });
-            }
-            self.cpu.compute(Scale { factor: 1.0 / state.1, y });
+            self.cpu.compute(FoldPartials { partials: &partials[range], y });
         }
     }
 }
 
-/// Folds a segment's (m, l, o) into (M, L) and O.
+/// (M, L) of the rows of a tile, or of nothing yet.
+struct Folded {
+    m: [f32; LANES],
+    l: [f32; LANES],
+}
+
+impl Default for Folded {
+    fn default() -> Folded {
+        Folded { m: [f32::NEG_INFINITY; LANES], l: [0.0; LANES] }
+    }
+}
+
+/// Folds (m, l) of a segment into (M, L); returns what O and o are multiplied by. A row that
+/// sees nothing of the segment (`l` is 0) keeps its (M, L).
+#[inline(always)]
+fn fold<S: Simd>(s: S, [m, l]: [S::F; 2], [next_m, next_l]: [S::F; 2]) -> ([S::F; 2], [S::F; 2]) {
+    let largest = s.max(next_m, m);
+    let a = math::exp_bounded(s, s.sub(m, largest));
+    let b = math::exp_bounded(s, s.sub(next_m, largest));
+    let sum = s.fma(l, a, s.mul(next_l, b));
+    // An l is at least 1, since the largest score has exp(0), or NaN.
+    let seen = |old, new| s.select_lt(next_l, s.splat(0.5), old, new);
+    ([seen(m, largest), seen(l, sum)], [a, b])
+}
+
+/// [`fold`] for the rows of a tile.
 struct Fold<'a> {
-    state: &'a mut (f32, f32),
-    m: f32,
-    l: f32,
-    o: &'a [f32],
-    y: &'a mut [f32],
+    folded: &'a mut Folded,
+    next: &'a Folded,
 }
 
 impl Kernel for Fold<'_> {
+    type Output = [[f32; LANES]; 2];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        let Fold { folded, next } = self;
+        let folded_lanes = [s.load(&folded.m), s.load(&folded.l)];
+        let ([m, l], [a, b]) = fold(s, folded_lanes, [s.load(&next.m), s.load(&next.l)]);
+        s.store(m, &mut folded.m);
+        s.store(l, &mut folded.l);
+        [s.to_array(a), s.to_array(b)]
+    }
+}
+
+/// [`fold`] over the partial results (o, m, l) of one row, and `y = O (1 / L)`.
+struct FoldPartials<'a> {
+    partials: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl Kernel for FoldPartials<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (m, l) = *self.state;
-        let largest = if self.m > m { self.m } else { m };
-        let a = math::exp_one(s, m - largest);
-        let b = math::exp_one(s, self.m - largest);
-        *self.state = (largest, l.mul_add(a, self.l * b));
-        let (a, b) = (s.splat(a), s.splat(b));
-        let (o, _) = self.o.as_chunks();
-        let (y, _) = self.y.as_chunks_mut();
-        for (y, o) in y.iter_mut().zip(o) {
-            let sum = s.fma(s.load(y), a, s.mul(s.load(o), b));
-            s.store(sum, y);
+        let FoldPartials { partials, y } = self;
+        let mut folded = [s.splat(f32::NEG_INFINITY), s.splat(0.0)];
+        y.fill(0.0);
+        for partial in partials.chunks_exact(y.len() + 2) {
+            let (o, next) = partial.split_at(y.len());
+            let (a, b);
+            (folded, [a, b]) = fold(s, folded, [s.splat(next[0]), s.splat(next[1])]);
+            combine(s, y, a, o, b);
         }
+        scale(s, y, s.div(s.splat(1.0), folded[1]));
     }
 }
 
-/// `y = y * factor`.
+/// `y = fma(y, a, o b)`.
+struct Combine<'a> {
+    y: &'a mut [f32],
+    a: f32,
+    o: &'a [f32],
+    b: f32,
+}
+
+impl Kernel for Combine<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        combine(s, self.y, s.splat(self.a), self.o, s.splat(self.b));
+    }
+}
+
+#[inline(always)]
+fn combine<S: Simd>(s: S, y: &mut [f32], a: S::F, o: &[f32], b: S::F) {
+    let (o, _) = o.as_chunks();
+    let (y, _) = y.as_chunks_mut();
+    for (y, o) in y.iter_mut().zip(o) {
+        s.store(s.fma(s.load(y), a, s.mul(s.load(o), b)), y);
+    }
+}
+
+/// `y = y factor`.
 struct Scale<'a> {
     factor: f32,
     y: &'a mut [f32],
@@ -320,9 +385,14 @@ impl Kernel for Scale<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (y, _) = self.y.as_chunks_mut();
-        for y in y {
-            s.store(s.mul(s.load(y), s.splat(self.factor)), y);
-        }
+        scale(s, self.y, s.splat(self.factor));
+    }
+}
+
+#[inline(always)]
+fn scale<S: Simd>(s: S, y: &mut [f32], factor: S::F) {
+    let (y, _) = y.as_chunks_mut();
+    for y in y {
+        s.store(s.mul(s.load(y), factor), y);
     }
 }

@@ -1,6 +1,6 @@
 //! A tile: some rows of attention over one segment of the cache.
 
-use super::AttentionParams;
+use super::{AttentionParams, Folded};
 use crate::cpu::Cpu;
 use crate::kv::{KV_BLOCK, KvLayout, KvType, SEGMENT, as_f16, as_i8};
 use crate::math;
@@ -93,7 +93,7 @@ macro_rules! with_rows {
 impl Tile<'_> {
     /// Reads `q` and writes `o` of the scratch, and returns m and l. A row that sees nothing of the
     /// segment gets values without meaning.
-    pub(super) fn compute(&self, cpu: &Cpu, scratch: &mut Scratch) -> [[f32; MAX_ROWS]; 2] {
+    pub(super) fn compute(&self, cpu: &Cpu, scratch: &mut Scratch) -> Folded {
         let KvLayout { head_size, block_len, v_type, .. } = *self.layout;
         let Scratch { q, p, scaled, o } = scratch;
         let n_rows = self.seen.len();
@@ -106,7 +106,7 @@ impl Tile<'_> {
             let vectors = vectors.clone();
             cpu.compute(Scores::<R> { tile: self, q: rows_of(q), vectors, p });
         });
-        let m_and_l = cpu.compute(Softmax { params: self.params, seen: self.seen, p });
+        let folded = cpu.compute(Softmax { params: self.params, seen: self.seen, p });
         o.fill(0.0);
         match v_type {
             KvType::F16 => {
@@ -124,7 +124,7 @@ impl Tile<'_> {
                 }
             }
         }
-        m_and_l
+        folded
     }
 
     /// Adds `p v` to the given values of `o`, `[R][E]`.
@@ -287,41 +287,51 @@ struct Softmax<'a> {
 }
 
 impl Kernel for Softmax<'_> {
-    type Output = [[f32; MAX_ROWS]; 2];
+    type Output = Folded;
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> Self::Output {
-        let mut m_and_l = [[0.0; MAX_ROWS]; 2];
-        let lanes = s.load(&LANE_NUMBERS);
-        let hidden = s.splat(f32::NEG_INFINITY);
+    fn run<S: Simd>(self, s: S) -> Folded {
+        let mut folded = Folded::default();
         for (r, (seen, p)) in self.seen.iter().zip(self.p).enumerate() {
+            if seen.is_empty() {
+                continue;
+            }
             let vectors = seen.start / LANES..seen.end.div_ceil(LANES);
             let p = &mut p.as_chunks_mut::<LANES>().0[vectors.clone()];
-            let mut m = hidden;
+            let mut m = s.splat(f32::NEG_INFINITY);
             for (p, vector) in p.iter_mut().zip(vectors) {
                 let mut x = s.mul(s.load(p), s.splat(self.params.scale));
                 if let Some(cap) = self.params.softcap {
                     x = s.mul(math::tanh(s, s.mul(x, s.splat(1.0 / cap))), s.splat(cap));
                 }
-                // Below 0 or above 15 in the vectors that are seen whole.
-                let start = seen.start as f32 - (vector * LANES) as f32;
-                let end = seen.end as f32 - (vector * LANES) as f32;
-                x = s.select_lt(lanes, s.splat(start), hidden, x);
-                x = s.select_lt(lanes, s.splat(end), x, hidden);
+                let first = vector * LANES;
+                if first < seen.start || first + LANES > seen.end {
+                    x = hide(s, x, first, seen);
+                }
                 s.store(x, p);
                 m = s.max(x, m);
             }
-            let m = s.largest(m);
+            folded.m[r] = s.largest(m);
+            let m = s.splat(folded.m[r]);
             let mut l = s.splat(0.0);
             for p in p {
-                let x = math::exp(s, s.sub(s.load(p), s.splat(m)));
+                let x = math::exp_bounded(s, s.sub(s.load(p), m));
                 s.store(x, p);
                 l = s.add(l, x);
             }
-            (m_and_l[0][r], m_and_l[1][r]) = (m, s.sum(l));
+            folded.l[r] = s.sum(l);
         }
-        m_and_l
+        folded
     }
+}
+
+/// Minus infinity for tokens that are not seen; `first` is that of the vector.
+#[inline(always)]
+fn hide<S: Simd>(s: S, x: S::F, first: usize, seen: &Range<usize>) -> S::F {
+    let tokens = s.add(s.load(&LANE_NUMBERS), s.splat(first as f32));
+    let hidden = s.splat(f32::NEG_INFINITY);
+    let x = s.select_lt(tokens, s.splat(seen.start as f32), hidden, x);
+    s.select_lt(tokens, s.splat(seen.end as f32), x, hidden)
 }
 
 /// `scaled = p d` with the scales d of one block of the values.

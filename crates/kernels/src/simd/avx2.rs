@@ -117,11 +117,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn min(self, a: F, b: F) -> F {
-        unsafe { [_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])] }
-    }
-
-    #[inline(always)]
     fn max_abs(self, a: F, b: F) -> F {
         unsafe {
             let sign = _mm256_set1_epi32(i32::MIN);
@@ -138,19 +133,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn scale(self, x: F, n: F) -> F {
+    fn raise(self, x: F, by: F) -> F {
         unsafe {
-            // As in scalar code: 2^n in two factors.
-            let power = |n| {
-                let bits = _mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127)));
-                _mm256_castsi256_ps(bits)
+            let raise = |x, by| {
+                let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(by));
+                _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), exponent))
             };
-            let scale = |x, n| {
-                let n = _mm256_cvtps_epi32(n);
-                let half = _mm256_srai_epi32::<1>(n);
-                _mm256_mul_ps(_mm256_mul_ps(x, power(half)), power(_mm256_sub_epi32(n, half)))
-            };
-            [scale(x[0], n[0]), scale(x[1], n[1])]
+            [raise(x[0], by[0]), raise(x[1], by[1])]
         }
     }
 
@@ -159,6 +148,38 @@ impl Simd for Avx2 {
         unsafe {
             let lt = |i: usize| _mm256_cmp_ps::<_CMP_LT_OQ>(a[i], b[i]);
             [_mm256_blendv_ps(y[0], x[0], lt(0)), _mm256_blendv_ps(y[1], x[1], lt(1))]
+        }
+    }
+
+    #[inline(always)]
+    fn sum(self, x: F) -> f32 {
+        unsafe {
+            let x = _mm256_add_ps(x[0], x[1]);
+            let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+        }
+    }
+
+    #[inline(always)]
+    fn largest(self, x: F) -> f32 {
+        unsafe {
+            let x = _mm256_max_ps(x[1], x[0]);
+            let x = _mm_max_ps(_mm256_extractf128_ps::<1>(x), _mm256_castps256_ps128(x));
+            let x = _mm_max_ps(_mm_movehl_ps(x, x), x);
+            _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(x), x))
+        }
+    }
+
+    #[inline(always)]
+    fn largest_abs(self, x: F) -> f32 {
+        unsafe {
+            // Magnitudes are ordered as their bits are, and NaN come last.
+            let [x, _] = self.max_abs([x[0]; 2], [x[1]; 2]).map(|x| _mm256_castps_si256(x));
+            let x = _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
+            let x = _mm_max_epu32(x, _mm_unpackhi_epi64(x, x));
+            let x = _mm_max_epu32(x, _mm_shuffle_epi32::<1>(x));
+            f32::from_bits(_mm_cvtsi128_si32(x) as u32)
         }
     }
 }

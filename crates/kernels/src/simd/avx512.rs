@@ -1,5 +1,6 @@
 //! The lanes in AVX-512.
 
+use super::avx2::Avx2;
 use super::{LANES, Simd};
 use half::f16;
 use std::arch::x86_64::*;
@@ -17,6 +18,13 @@ impl Avx512 {
     #[inline(always)]
     pub(super) unsafe fn new() -> Avx512 {
         Avx512(())
+    }
+
+    /// A vector as AVX2 has it.
+    #[inline(always)]
+    #[allow(clippy::undocumented_unsafe_blocks)] // As below; and what has AVX-512 has AVX2.
+    fn halves(self, x: __m512) -> (Avx2, [__m256; 2]) {
+        unsafe { (Avx2::new(), [_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x)]) }
     }
 }
 
@@ -99,11 +107,6 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn min(self, a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_min_ps(a, b) }
-    }
-
-    #[inline(always)]
     fn max_abs(self, a: __m512, b: __m512) -> __m512 {
         unsafe {
             let bits = |x| _mm512_castps_si512(_mm512_abs_ps(x));
@@ -117,12 +120,33 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn scale(self, x: __m512, n: __m512) -> __m512 {
-        unsafe { _mm512_scalef_ps(x, n) }
+    fn raise(self, x: __m512, by: __m512) -> __m512 {
+        unsafe {
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(by));
+            _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), exponent))
+        }
     }
 
     #[inline(always)]
     fn select_lt(self, a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
         unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x) }
+    }
+
+    #[inline(always)]
+    fn sum(self, x: __m512) -> f32 {
+        let (avx2, halves) = self.halves(x);
+        avx2.sum(halves)
+    }
+
+    #[inline(always)]
+    fn largest(self, x: __m512) -> f32 {
+        let (avx2, halves) = self.halves(x);
+        avx2.largest(halves)
+    }
+
+    #[inline(always)]
+    fn largest_abs(self, x: __m512) -> f32 {
+        let (avx2, halves) = self.halves(x);
+        avx2.largest_abs(halves)
     }
 }

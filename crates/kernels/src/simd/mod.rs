@@ -48,16 +48,21 @@ pub(crate) trait Simd: Copy {
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// `if a > b { a } else { b }`: with a NaN on either side, `b`.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
-    /// `if a < b { a } else { b }`: with a NaN on either side, `b`.
-    fn min(self, a: Self::F, b: Self::F) -> Self::F;
     /// The larger magnitude; a NaN is larger than infinity.
     fn max_abs(self, a: Self::F, b: Self::F) -> Self::F;
     /// To the nearest whole number, ties to even.
     fn round(self, x: Self::F) -> Self::F;
-    /// `x * 2^n` rounded once, for whole `n` in -126..=128.
-    fn scale(self, x: Self::F, n: Self::F) -> Self::F;
+    /// `x * 2^n` for the number `n` in the last 9 bits of `by`: adds it to the exponent. `x` is a
+    /// normal number and so is the result, else it means nothing.
+    fn raise(self, x: Self::F, by: Self::F) -> Self::F;
     /// `if a < b { x } else { y }`.
     fn select_lt(self, a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
+    /// Sum of the lanes as a fixed tree: lane `i` takes lane `i + 8`, then `+ 4`, `+ 2`, `+ 1`.
+    fn sum(self, x: Self::F) -> f32;
+    /// The largest lane, by [`Simd::max`] with the higher lane first in the same tree.
+    fn largest(self, x: Self::F) -> f32;
+    /// The largest magnitude of the lanes; a NaN is larger than infinity.
+    fn largest_abs(self, x: Self::F) -> f32;
 
     /// The lanes.
     #[inline(always)]
@@ -87,42 +92,6 @@ pub(crate) trait Simd: Copy {
             Some(to) => self.store(x, to),
             None => to.copy_from_slice(&self.to_array(x)[..to.len()]),
         }
-    }
-
-    /// Sum of the lanes as a fixed tree: lane `i` takes lane `i + 8`, then `+ 4`, `+ 2`, `+ 1`.
-    #[inline(always)]
-    fn sum(self, x: Self::F) -> f32 {
-        let mut x = self.to_array(x);
-        for width in [8, 4, 2, 1] {
-            for i in 0..width {
-                x[i] += x[i + width];
-            }
-        }
-        x[0]
-    }
-
-    /// The largest lane; a NaN is passed over unless all are.
-    #[inline(always)]
-    fn largest(self, x: Self::F) -> f32 {
-        let mut x = self.to_array(x);
-        for width in [8, 4, 2, 1] {
-            for i in 0..width {
-                x[i] = if x[i + width] > x[i] { x[i + width] } else { x[i] };
-            }
-        }
-        x[0]
-    }
-
-    /// The largest magnitude of the lanes; a NaN is larger than infinity.
-    #[inline(always)]
-    fn largest_abs(self, x: Self::F) -> f32 {
-        let mut x = self.to_array(x).map(|x| x.abs().to_bits());
-        for width in [8, 4, 2, 1] {
-            for i in 0..width {
-                x[i] = x[i].max(x[i + width]);
-            }
-        }
-        f32::from_bits(x[0])
     }
 }
 

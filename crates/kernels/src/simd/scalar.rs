@@ -88,11 +88,6 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn min(self, a: F, b: F) -> F {
-        from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
-    }
-
-    #[inline(always)]
     fn max_abs(self, a: F, b: F) -> F {
         from_fn(|i| f32::from_bits(a[i].abs().to_bits().max(b[i].abs().to_bits())))
     }
@@ -103,17 +98,35 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn scale(self, x: F, n: F) -> F {
-        // 2^n in two factors, each of which is a normal number; only the second product rounds.
-        let power = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
-        from_fn(|i| {
-            let n = n[i] as i32;
-            x[i] * power(n >> 1) * power(n - (n >> 1))
-        })
+    fn raise(self, x: F, by: F) -> F {
+        from_fn(|i| f32::from_bits(x[i].to_bits().wrapping_add(by[i].to_bits() << 23)))
     }
 
     #[inline(always)]
     fn select_lt(self, a: F, b: F, x: F, y: F) -> F {
         from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
     }
+
+    #[inline(always)]
+    fn sum(self, x: F) -> f32 {
+        tree(x, |low, high| low + high)
+    }
+
+    #[inline(always)]
+    fn largest(self, x: F) -> f32 {
+        tree(x, |low, high| if high > low { high } else { low })
+    }
+
+    #[inline(always)]
+    fn largest_abs(self, x: F) -> f32 {
+        tree(x, |low, high| f32::from_bits(low.abs().to_bits().max(high.abs().to_bits())))
+    }
+}
+
+/// The tree of [`Simd::sum`] with any operation on a low and a high lane.
+#[inline(always)]
+fn tree(x: F, op: impl Fn(f32, f32) -> f32) -> f32 {
+    let x: [f32; 8] = from_fn(|i| op(x[i], x[i + 8]));
+    let x: [f32; 4] = from_fn(|i| op(x[i], x[i + 4]));
+    op(op(x[0], x[2]), op(x[1], x[3]))
 }
