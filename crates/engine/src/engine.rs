@@ -13,8 +13,9 @@ use paceline_model::{Batch, KvMemoryError, Mat, Model};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// The most rows of logits in memory at once.
-const LOGIT_ROWS: usize = 16;
+/// The most logits in memory at once, in bytes. Each range of rows is a pass over the output weights, so a
+/// range should be long; all rows of a step could be gigabytes.
+const MAX_LOGIT_BYTES: usize = 16 << 20;
 
 /// How an engine works. Nothing here changes what is generated.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,8 +84,9 @@ pub struct Engine {
     /// Events that happened between the steps.
     events: Vec<Event>,
     batch: Batch,
-    /// `[LOGIT_ROWS, V]`
+    /// A range of the step's logits, `[<= n_logit_rows, V]`.
     logits: Mat,
+    n_logit_rows: usize,
 }
 
 /// A row whose logits are wanted.
@@ -147,7 +149,9 @@ impl Engine {
                 max_num_batched_tokens: config.max_num_batched_tokens,
             },
             stats: Stats { kv_blocks: config.n_blocks, ..Stats::default() },
-            logits: Mat::zeros(LOGIT_ROWS, spec.vocab_len),
+            logits: Mat::zeros(0, spec.vocab_len),
+            n_logit_rows: (MAX_LOGIT_BYTES / size_of::<f32>() / spec.vocab_len.max(1))
+                .clamp(16, 64),
             model,
             vocab,
             config,
@@ -168,8 +172,9 @@ impl Engine {
         &self.stats
     }
 
-    /// Puts a request in the queue.
+    /// Puts a request in the queue. It must have been made with this engine's limits.
     pub fn add(&mut self, request: Request) -> RequestId {
+        debug_assert!(request.max_len() <= self.limits.max_model_len.min(self.limits.kv_len));
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let request = Arc::new(request);
@@ -183,8 +188,9 @@ impl Engine {
         id
     }
 
-    /// Ends all choices of a request that have not ended, at once. Text held back for a stop string
-    /// is dropped. An unknown id, or one that has ended, is ignored.
+    /// Ends all choices of a request that have not ended and frees their blocks at once; the next
+    /// step reports it. Text held back for a stop string is dropped. An unknown id, or one that has
+    /// ended, is ignored.
     pub fn abort(&mut self, id: RequestId) {
         let scheduler = &mut self.scheduler;
         let running = scheduler.running.extract_if(.., |s| s.id == id);
@@ -268,8 +274,8 @@ impl Engine {
     /// while they equal the samples.
     fn sample(&mut self, step: &Step, outputs: &[Output]) -> Vec<Verified> {
         let mut verified = vec![Verified::default(); step.n_tokens.len()];
-        for start in (0..outputs.len()).step_by(LOGIT_ROWS) {
-            let range = start..(start + LOGIT_ROWS).min(outputs.len());
+        for start in (0..outputs.len()).step_by(self.n_logit_rows) {
+            let range = start..(start + self.n_logit_rows).min(outputs.len());
             self.logits.set_rows(range.len());
             self.model.logits(range.clone(), &mut self.logits);
             for (row, output) in outputs[range].iter().enumerate() {

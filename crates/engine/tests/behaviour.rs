@@ -404,6 +404,12 @@ fn an_abort_frees_everything_at_once() {
 }
 
 #[test]
+fn an_engine_can_move_to_a_thread_of_its_own() {
+    fn is_send<T: Send>() {}
+    is_send::<Engine>();
+}
+
+#[test]
 fn an_engine_refuses_settings_of_nothing() {
     let model = || Box::new(FakeModel::new(V, B, 256));
     let vocab = || Arc::new(FakeVocab::new(V)) as Arc<dyn Vocab>;

@@ -7,9 +7,12 @@
 //! 2. logit bias
 //! 3. `min_tokens`: bans the tokens that would end the output
 //! 4. temperature
-//! 5. min-p, then top-k, then top-p over what is left (the order of vLLM's V1 sampler)
+//! 5. min-p, then top-k, then top-p over what is left
 //! 6. `argmax(l / T + g)` over the tokens left, with Gumbel noise `g` that belongs to (seed,
 //!    choice, position, token): a draw from `softmax(l / T)`
+//!
+//! The order is that of vLLM's V1 sampler, except that its bias comes before the penalties: here a
+//! bias is what is added in the end, whatever the token's history.
 //!
 //! Ties take the lowest id. Temperature 0 takes `argmax l`; 5 and 6 have nothing to change then.
 //! Log-probabilities are those of the model, before 1.
