@@ -1,5 +1,8 @@
 //! The corpora of the fuzz targets, replayed.
 
+#[path = "common/fuzz_tokenizer.rs"]
+mod fuzz_tokenizer;
+
 use paceline_model::file::{GgufFile, ModelFile};
 use paceline_model::meta::ModelMeta;
 use std::path::{Path, PathBuf};
@@ -25,4 +28,16 @@ fn gguf() {
         }
     }
     assert!(n_valid >= 4, "only {n_valid} seeds are valid");
+}
+
+/// The target `tokenizer` does the same.
+#[test]
+fn tokenizer() {
+    let seeds = seeds("tokenizer");
+    assert!(seeds.len() >= 16, "only {} seeds", seeds.len());
+    for path in seeds {
+        let bytes = std::fs::read(&path).unwrap();
+        assert!(bytes.len() < 10_000, "{} is too large for a seed", path.display());
+        fuzz_tokenizer::run(&bytes);
+    }
 }

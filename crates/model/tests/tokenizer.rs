@@ -135,3 +135,32 @@ fn llama_cpp_s_vocabularies_hold() {
     eprintln!("{n_held} vocabularies hold");
     assert!(n_held >= 14, "{n_held}");
 }
+
+/// Every token's bytes, each followed by 0xff, against llama.cpp's `llama_token_to_piece`.
+#[test]
+fn token_bytes_are_llama_cpp_s() {
+    for (name, hash) in [
+        ("smollm2-135m", "d362633062518cff"),
+        ("gemma3-270m", "f7bb17ece73de9cc"),
+        ("qwen2.5-coder-0.5b", "fda8d5dab73769e6"),
+    ] {
+        let Some(path) = cached(name) else { continue };
+        let file = GgufFile::open(&path).unwrap();
+        let tokenizer = Tokenizer::from_gguf(file.metadata()).unwrap();
+        let ids = 0..tokenizer.vocab_len() as u32;
+        let bytes = ids.flat_map(|id| [tokenizer.token_bytes(id), b"\xff"].concat());
+        assert_eq!(common::fnv_bytes(bytes), hash, "{name}");
+    }
+}
+
+/// Qwen and Gemma have `</s>` as a word: it neither ends a text nor vanishes from it.
+#[test]
+fn words_that_look_like_control_tokens_are_text() {
+    for (name, id) in [("qwen2.5-coder-0.5b", 128247), ("gemma3-270m", 212)] {
+        let Some(path) = cached(name) else { continue };
+        let file = GgufFile::open(&path).unwrap();
+        let tokenizer = Tokenizer::from_gguf(file.metadata()).unwrap();
+        assert_eq!(tokenizer.token_bytes(id), b"</s>");
+        assert!(!tokenizer.is_control(id) && !tokenizer.eos_ids().contains(&id));
+    }
+}

@@ -66,12 +66,15 @@ impl Tokenizer {
         for (i, token) in tokens.iter().enumerate() {
             let of_type = types.get(i).copied().unwrap_or(NORMAL);
             let mut kind = Kind::of_type(of_type);
+            // Not what is only parsed like one: a word of the vocabulary, such as `</s>`, is text.
+            let mut is_control = kind == Kind::Control;
             // Nearly all tokens are words: only those in brackets can be in the lists.
             if matches!(token.first(), Some(b'<' | b'[' | b'_' | 0xe2)) {
                 let is_in = |list: &[&str]| list.iter().any(|text| text.as_bytes() == token);
                 let ends_turn = is_in(ENDS) && !(gpt_oss && token == b"<|end|>");
                 if ends_turn || (of_type == CONTROL && is_in(ENDS_IF_CONTROL)) {
                     push_new(&mut ends, Some(i as TokenId));
+                    is_control = true;
                 }
                 if is_in(ADDED) || (is_in(ENDS) && !ends_turn) {
                     kind = Kind::Added;
@@ -82,6 +85,9 @@ impl Tokenizer {
             if kind != Kind::Normal {
                 bytes.push(token);
                 specials.push((i as TokenId, token, kind));
+            } else if of_type == UNUSED {
+                // Padding up to a round number: it has a name and says nothing.
+                bytes.push(b"");
             } else if let Some(byte) = byte_token(token).filter(|_| of_type == BYTE) {
                 bytes.push(&[byte]);
             } else {
@@ -98,7 +104,7 @@ impl Tokenizer {
                     }
                 }
             }
-            control.push(kind == Kind::Control);
+            control.push(is_control);
         }
 
         Ok(Tokenizer {
@@ -120,6 +126,7 @@ const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
 impl Kind {

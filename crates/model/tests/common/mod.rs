@@ -73,6 +73,11 @@ pub fn byte_tokenizer(special: &[(&str, i32)]) -> Tokenizer {
 
 /// FNV-1a of 64 bits, for references that would be too long.
 pub fn fnv(text: &str) -> String {
+    fnv_bytes(text.bytes())
+}
+
+/// As [`fnv`].
+pub fn fnv_bytes(bytes: impl Iterator<Item = u8>) -> String {
     let step = |h: u64, byte: u8| (h ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    format!("{:016x}", text.bytes().fold(0xcbf2_9ce4_8422_2325, step))
+    format!("{:016x}", bytes.fold(0xcbf2_9ce4_8422_2325, step))
 }
