@@ -40,7 +40,10 @@ pub enum Command {
 
 /// `paceline run`
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "paceline run [OPTIONS] [MODEL] <PROMPT>")]
+#[command(
+    override_usage = "paceline run [OPTIONS] [MODEL] <PROMPT>",
+    allow_negative_numbers = true
+)]
 #[command(after_help = "\
 MODEL is a name (`paceline list`), a .gguf file or a Hugging Face folder; without it, smollm2-135m.
 PROMPT is the user's turn of a chat; `-` reads it from stdin. A model without a chat template
@@ -49,7 +52,7 @@ continues it as it is. PACELINE_* variables mirror the flags.
 Example: paceline run qwen2.5-coder-0.5b \"Write a haiku about rivers\" --temperature 0.8")]
 pub struct Run {
     /// The model, unless it is the default, and the prompt
-    #[arg(value_name = "MODEL|PROMPT", num_args = 0..=2)]
+    #[arg(value_name = "MODEL|PROMPT", num_args = 0..=2, hide = true)]
     pub words: Vec<String>,
     /// The model, as a flag
     #[arg(long, env = "PACELINE_MODEL", hide_env = true)]
@@ -116,7 +119,7 @@ pub struct Serve {
     /// A name (`paceline list`), a .gguf file or a Hugging Face folder [default: smollm2-135m]
     #[arg(env = "PACELINE_MODEL", hide_env = true)]
     pub model: Option<String>,
-    /// The address to listen on; 0.0.0.0 is every one, without any protection
+    /// The address to listen on; 0.0.0.0 is all, unprotected
     #[arg(long, default_value = "127.0.0.1", env = "PACELINE_HOST", hide_env = true)]
     pub host: String,
     /// The port to listen on; 0 takes a free one

@@ -55,6 +55,14 @@ pub enum Error {
     /// The engine cannot be built.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The model was made for shorter texts.
+    #[error("max_model_len is {asked}: the model's context is {limit} tokens")]
+    ContextLen {
+        /// What was asked for.
+        asked: usize,
+        /// What the model was made for.
+        limit: usize,
+    },
     /// The KV cache would hold nothing.
     #[error(
         "--kv-memory {bytes} is less than one block of the KV cache: {block_bytes} bytes for \
@@ -163,9 +171,14 @@ impl Llm {
     ) -> Result<Llm, Error> {
         let LlmConfig { kv_memory, mut engine } = config;
         let spec = model.spec();
-        let longest = engine.max_model_len.min(spec.context_len).div_ceil(spec.block_len);
+        let (asked, limit) = (engine.max_model_len, spec.context_len);
+        if asked > limit && asked != usize::MAX {
+            return Err(Error::ContextLen { asked, limit });
+        }
+        // What is 0 here, the engine refuses below.
+        let longest = asked.min(limit).max(1).div_ceil(spec.block_len);
         let most = (longest as u64)
-            .saturating_mul(engine.max_num_seqs as u64)
+            .saturating_mul(engine.max_num_seqs.max(1) as u64)
             .saturating_mul(spec.kv_block_bytes as u64);
         let bytes = memory::kv_bytes(kv_memory, most, memory::available());
         let (block_bytes, block_len) = (spec.kv_block_bytes, spec.block_len);

@@ -16,10 +16,21 @@ fn main() -> ExitCode {
         // The reader of our output went away, as `head` does: no failure.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("paceline: {error:#}");
+            eprintln!("paceline: {}", one_line(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The error and its causes, each said once: many messages hold that of their cause already.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut line = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !line.contains(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

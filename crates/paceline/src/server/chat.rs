@@ -45,15 +45,41 @@ pub(super) async fn post(
     Answer::new(state, job, Chat, delivery).respond().await
 }
 
-/// Takes the messages as they are: what a message may hold, the model's template decides.
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+const MESSAGE_FIELDS: [&str; 6] =
+    ["role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"];
+
+/// Takes the messages. The model's template decides what it makes of them; here is checked what no
+/// template can make sense of.
 fn take_messages(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     let mut messages: Vec<Value> = fields
         .take("messages")?
         .ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
-    for message in &mut messages {
+    for (i, message) in messages.iter_mut().enumerate() {
+        let invalid = |field: &str, problem: &str| {
+            let field = format!("messages[{i}]{field}");
+            let message = format!("{field} {problem}");
+            Err(ApiError::invalid(field, message))
+        };
+        let Some(object) = message.as_object_mut() else {
+            return invalid("", "must be an object with a role");
+        };
+        if let Some(field) = object.keys().find(|key| !MESSAGE_FIELDS.contains(&key.as_str())) {
+            return invalid(&format!(".{field}"), "is not supported: leave it out");
+        }
+        let role = object.get("role").and_then(Value::as_str).unwrap_or_default();
+        if !ROLES.contains(&role) {
+            return invalid(".role", &format!("must be one of {}", ROLES.join(", ")));
+        }
+        let calls_tools = object.get("tool_calls").is_some_and(Value::is_array);
+        match object.get("content") {
+            Some(Value::String(_) | Value::Array(_)) => {}
+            None | Some(Value::Null) if calls_tools => {}
+            _ => return invalid(".content", "must be a string or a list of text parts"),
+        }
         // The newer name of the same role, which templates do not know.
-        if message["role"] == "developer" {
-            message["role"] = "system".into();
+        if role == "developer" {
+            object.insert("role".to_owned(), "system".into());
         }
     }
     Ok(messages)
