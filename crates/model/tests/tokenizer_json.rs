@@ -195,7 +195,9 @@ fn tokenizers_agree_with_gguf_where_nothing_is_normalized() {
     hf.save(folder.path().join("tokenizer.json"), false).unwrap();
     let json = Tokenizer::from_directory(folder.path()).unwrap();
 
-    for id in 0..gguf.vocab_len() as u32 {
+    // A GGUF file marks the words that only fill up the vocabulary, a tokenizer.json cannot.
+    const UNUSED: i32 = 5;
+    for (id, _) in (0u32..).zip(types).filter(|&(_, &of_type)| of_type != UNUSED) {
         assert_eq!(json.token_bytes(id), gguf.token_bytes(id), "{id}");
     }
     let corpus = format!("{}/tests/tokenizer/corpus.json", env!("CARGO_MANIFEST_DIR"));
