@@ -8,7 +8,7 @@
 //! ```text
 //! s[t] = scale * sum over e of q[e] k[t][e]        one fma chain, e ascending, one token per lane
 //! m    = max s,  p[t] = exp(s[t] - m)
-//! l    = sum p                                     lane t % 16, t ascending, then the tree of Simd::sum
+//! l    = sum p                                     lane t % 16, t ascending, then Simd::sum
 //! o[e] = sum over t of p[t] v[t][e]                one fma chain, t ascending, one value per lane
 //! ```
 //!
@@ -27,9 +27,9 @@
 //! # The work
 //!
 //! Rows times query heads of one key/value head are cut into tiles of up to `Isa::tile_rows`, which
-//! share each vector of K and V that is loaded. A span of many tiles has an item for each of them,
-//! which folds its segments as it goes; one of few has an item for each segment as well, and the fold
-//! follows. Both fold the same numbers in the same order.
+//! share each vector of K and V that is loaded. In a step of many tiles each is an item, which folds
+//! its segments as it goes; in a step of few there is an item for each segment of each tile, and the
+//! fold follows. Both fold the same numbers in the same order.
 
 mod plan;
 #[cfg(test)]
@@ -99,14 +99,14 @@ pub(crate) struct Scratch {
 impl Cpu {
     /// `y = softmax(scale q k^T) v` over the cached tokens that each row sees: row at position `p`
     /// sees positions `max(0, p - window + 1)..=p`, itself included, so [`Cpu::store_kv`] of the
-    /// step's rows comes first. `q` is `[T, H * E]`; `y` gets `T` rows of `H * E` in the forms it has. Query
-    /// head `h` reads key/value head `h / (H / K)`.
+    /// step's rows comes first. `q` is `[T, H * E]`; `y` gets `T` rows of `H * E` in the forms it
+    /// has. Query head `h` reads key/value head `h / (H / K)`.
     ///
     /// Infinities and NaN among a row's own q, k and v make that row NaN, and no other.
     ///
     /// # Panics
-    /// If the shapes differ from the cache's, H is no multiple of K, the window is 0, or a span is malformed or
-    /// names a block outside the cache.
+    /// If the shapes differ from the cache's, H is no multiple of K, the window is 0, or a span is
+    /// malformed or names a block outside the cache.
     #[allow(clippy::too_many_arguments)] // Each is one thing.
     pub fn attention(
         &self,
@@ -150,7 +150,9 @@ impl Cpu {
         self.team.for_each(q.rows(), |t| {
             // SAFETY: each item has its own row.
             let x = unsafe { out.part(t * q.cols()..(t + 1) * q.cols()) };
-            step.fold_partials(plan, partials, t, x);
+            if !plan.folds {
+                step.fold_partials(plan, partials, t, x);
+            }
             // SAFETY: as above.
             self.compute(Quantize { x, y: unsafe { rows.row(t) } });
         });
@@ -179,12 +181,13 @@ impl Step<'_> {
 
     /// The segments that the rows at `positions` see.
     fn segments(&self, positions: Range<usize>) -> Range<usize> {
+        if positions.is_empty() {
+            return 0..0;
+        }
         let (first, last) = (self.seen(positions.start), self.seen(positions.end - 1));
         first.start / SEGMENT..last.end.div_ceil(SEGMENT)
     }
-}
 
-impl Step<'_> {
     /// Computes an item: the output rows of its tile, or its part of the partial results.
     fn compute_item(
         &self,
@@ -218,7 +221,7 @@ impl Step<'_> {
             out.part(start + cols.start..start + cols.end)
         };
         let mut folded = Folded::default();
-        if item.folds {
+        if plan.folds {
             (0..n_rows).for_each(|j| y(j).fill(0.0));
         }
         let table = &self.blocks[span.blocks.clone()];
@@ -237,13 +240,14 @@ impl Step<'_> {
             }
             let tile = Tile { layout, params: self.params, pages, seen: &seen[..padded] };
             let next = tile.compute(self.cpu, scratch);
-            if item.folds {
+            if plan.folds {
                 let [a, b] = self.cpu.compute(Fold { folded: &mut folded, next: &next });
                 for j in (0..n_rows).filter(|&j| !seen[j].is_empty()) {
                     let o = &scratch.o[j * head_size..(j + 1) * head_size];
                     self.cpu.compute(Combine { y: y(j), a: a[j], o, b: b[j] });
                 }
-            } else if let Some(place) = &plan.partials[item.span] {
+            } else {
+                let place = &plan.partials[item.span];
                 for j in (0..n_rows).filter(|&j| !seen[j].is_empty()) {
                     let row = item.rows.start + j;
                     let segments = segment..segment + 1;
@@ -256,17 +260,17 @@ impl Step<'_> {
                 }
             }
         }
-        if item.folds {
+        if plan.folds {
             for j in 0..n_rows {
                 self.cpu.compute(Scale { factor: 1.0 / folded.l[j], y: y(j) });
             }
         }
     }
 
-    /// Folds the partial results of row `t`, if its span has any, into its output `[H * E]`.
+    /// Folds the partial results of row `t` into its output `[H * E]`.
     fn fold_partials(&self, plan: &Plan, partials: &[f32], t: usize, out: &mut [f32]) {
         let i = self.spans.partition_point(|span| span.rows.end <= t);
-        let Some(place) = &plan.partials[i] else { return };
+        let place = &plan.partials[i];
         let head_size = self.kv.layout().head_size;
         let offset = t - self.spans[i].rows.start;
         let position = self.spans[i].position + offset;

@@ -1,12 +1,12 @@
 //! How a call is cut into items.
 
-use super::Step;
+use super::{AttentionSpan, Step};
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// A span with fewer tiles than this (of all heads together) is cut into segments as well: enough
-/// to keep many threads busy, and a bound on the memory of the partial results.
-const FEW_TILES: usize = 16;
+/// With fewer tiles than this for each thread the step is cut into segments as well: enough for the
+/// threads to end together, and a bound on the memory of the partial results.
+const FEW_TILES: usize = 8;
 
 /// A tile of a span and what it computes.
 pub(super) struct Item {
@@ -15,12 +15,11 @@ pub(super) struct Item {
     pub(super) head: usize,
     /// Rows of the tile; row `j` is query head `j % G` of the group at row `j / G` of the span.
     pub(super) rows: Range<usize>,
+    /// All that the tile sees if the items fold, else one of them.
     pub(super) segments: Range<usize>,
-    /// Whether it folds its segments; else it is one of them, and leaves its result in the partials.
-    pub(super) folds: bool,
 }
 
-/// Where a span's partial results are, if it has any: (o, m, l), E + 2 values, at
+/// Where a span's partial results are: (o, m, l), E + 2 values, at
 /// `start + ((head * n_rows + row) * segments.len() + segment - segments.start) * (E + 2)`.
 pub(super) struct Partials {
     start: usize,
@@ -47,8 +46,10 @@ impl Partials {
 #[derive(Default)]
 pub(super) struct Plan {
     pub(super) items: Vec<Item>,
-    /// For each span.
-    pub(super) partials: Vec<Option<Partials>>,
+    /// Whether each item folds its segments and leaves output; else it leaves a partial result.
+    pub(super) folds: bool,
+    /// For each span, unless the items fold.
+    pub(super) partials: Vec<Partials>,
     pub(super) partials_len: usize,
 }
 
@@ -58,34 +59,33 @@ impl Plan {
         self.partials.clear();
         self.partials_len = 0;
         let n_heads = step.kv.layout().n_kv_heads;
+        let n_rows = |span: &AttentionSpan| span.rows.len() * step.group;
+        let n_tiles = |span| n_rows(span).div_ceil(step.cpu.isa.tile_rows());
+        let n_all: usize = step.spans.iter().map(|span| n_tiles(span) * n_heads).sum();
+        self.folds = n_all >= FEW_TILES * step.cpu.n_threads();
         for (i, span) in step.spans.iter().enumerate() {
-            let n_rows = span.rows.len() * step.group;
-            let n_tiles = n_rows.div_ceil(step.cpu.isa.tile_rows());
-            let folds = n_tiles * n_heads >= FEW_TILES;
+            let (n_rows, n_tiles) = (n_rows(span), n_tiles(span));
             for head in 0..n_heads {
                 for tile in 0..n_tiles {
                     let rows = n_rows * tile / n_tiles..n_rows * (tile + 1) / n_tiles;
-                    let positions = span.position + rows.start / step.group
-                        ..span.position + (rows.end - 1) / step.group + 1;
-                    let segments = step.segments(positions);
-                    let item =
-                        |segments| Item { span: i, head, rows: rows.clone(), segments, folds };
-                    if folds {
+                    let first = span.position + rows.start / step.group;
+                    let last = span.position + (rows.end - 1) / step.group;
+                    let segments = step.segments(first..last + 1);
+                    let item = |segments| Item { span: i, head, rows: rows.clone(), segments };
+                    if self.folds {
                         self.items.push(item(segments));
                     } else {
                         self.items.extend(segments.map(|segment| item(segment..segment + 1)));
                     }
                 }
             }
-            self.partials.push(if folds || n_rows == 0 {
-                None
-            } else {
+            if !self.folds {
                 let segments = step.segments(span.position..span.position + span.rows.len());
                 let start = self.partials_len;
                 let n_results = n_heads * n_rows * segments.len();
                 self.partials_len += n_results * (step.kv.layout().head_size + 2);
-                Some(Partials { start, n_rows, segments })
-            });
+                self.partials.push(Partials { start, n_rows, segments });
+            }
         }
         // Long items first, so that the threads end together.
         self.items.sort_unstable_by_key(|item| Reverse(item.segments.len()));

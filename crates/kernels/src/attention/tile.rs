@@ -97,8 +97,9 @@ impl Tile<'_> {
         let KvLayout { head_size, block_len, v_type, .. } = *self.layout;
         let Scratch { q, p, scaled, o } = scratch;
         let n_rows = self.seen.len();
-        let start = self.seen.iter().filter(|seen| !seen.is_empty()).map(|seen| seen.start).min();
-        let end = self.seen.iter().map(|seen| seen.end).max();
+        let some = self.seen.iter().filter(|seen| !seen.is_empty());
+        let start = some.clone().map(|seen| seen.start).min();
+        let end = some.map(|seen| seen.end).max();
         // Whole vectors of tokens with all that some row sees; the rest of them is garbage.
         let vectors = start.unwrap_or(0) / LANES..end.unwrap_or(0).div_ceil(LANES);
 
