@@ -90,6 +90,8 @@ fn a_chat_is_the_same_whole_and_streamed() {
     });
     assert_eq!(server.ok(CHAT, &body)["choices"], whole["choices"]);
     let mut body = body;
+    body["messages"][0]["refusal"] = Value::Null;
+    assert_eq!(server.ok(CHAT, &body)["choices"], whole["choices"]);
     body["chat_template_kwargs"] = json!({"language": "Latin"});
     let usage = &server.ok(CHAT, &body)["usage"];
     assert_eq!(usage["prompt_tokens"], "user: Hi\nin \"Latin\"\nassistant: ".len());

@@ -64,6 +64,8 @@ fn take_messages(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
         let Some(object) = message.as_object_mut() else {
             return invalid("", "must be an object with a role");
         };
+        // Clients send back what they were answered, `refusal: null` and the like.
+        object.retain(|_, value| !value.is_null());
         if let Some(field) = object.keys().find(|key| !MESSAGE_FIELDS.contains(&key.as_str())) {
             return invalid(&format!(".{field}"), "is not supported: leave it out");
         }
@@ -74,7 +76,7 @@ fn take_messages(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
         let calls_tools = object.get("tool_calls").is_some_and(Value::is_array);
         match object.get("content") {
             Some(Value::String(_) | Value::Array(_)) => {}
-            None | Some(Value::Null) if calls_tools => {}
+            None if calls_tools => {}
             _ => return invalid(".content", "must be a string or a list of text parts"),
         }
         // The newer name of the same role, which templates do not know.
