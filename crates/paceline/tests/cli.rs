@@ -1,24 +1,17 @@
 //! The command as a user types it, with a model where it is in the cache.
 
+#[path = "support/cached.rs"]
+mod cached;
 mod support;
 
+use cached::cached;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use support::{Home, Ran};
 
 const COMMANDS: [&str; 7] = ["run", "chat", "serve", "pull", "list", "rm", "inspect"];
-
-/// The file of a model in the user's cache.
-fn cached(name: &str) -> Option<PathBuf> {
-    let path = paceline::cache::Cache::of_user().ok().and_then(|cache| cache.find(name));
-    if path.is_none() {
-        eprintln!("skipped: {name} is not in the cache");
-    }
-    path
-}
 
 /// Flags for a small and quick engine.
 const SMALL: [&str; 6] = ["--threads", "1", "--kv-memory", "64MiB", "--max-model-len", "1024"];

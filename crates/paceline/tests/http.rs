@@ -3,32 +3,24 @@
 
 #[path = "support/fake.rs"]
 mod fake;
+#[path = "support/server.rs"]
+mod server;
 
-use fake::{CONTEXT_LEN, Server, llm};
+use fake::{CONTEXT_LEN, llm};
 use paceline::server::ServerConfig;
 use serde_json::{Value, json};
+use server::{CHAT, COMPLETIONS, Server, text};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
-
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
 
 fn say(text: &str) -> Value {
     json!([{"role": "user", "content": text}])
 }
 
-fn text(chunks: &[Value], index: u64) -> String {
-    let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap());
-    choices
-        .filter(|choice| choice["index"] == index)
-        .map(|choice| choice["text"].as_str().or(choice["delta"]["content"].as_str()).unwrap_or(""))
-        .collect()
-}
-
 #[test]
 fn a_completion_is_the_same_whole_and_streamed() {
-    let server = Server::new();
+    let server = fake::server();
     let mut body = json!({
         "model": "fake", "prompt": "Hello", "max_tokens": 40, "temperature": 0.9, "seed": 5,
     });
@@ -65,7 +57,7 @@ fn a_completion_is_the_same_whole_and_streamed() {
 
 #[test]
 fn a_chat_is_the_same_whole_and_streamed() {
-    let server = Server::new();
+    let server = fake::server();
     let mut body = json!({"messages": say("Hi"), "max_tokens": 30, "temperature": 0});
     let whole = server.ok(CHAT, &body);
     assert_eq!(whole["object"], "chat.completion");
@@ -99,7 +91,7 @@ fn a_chat_is_the_same_whole_and_streamed() {
 
 #[test]
 fn the_first_of_n_choices_is_the_only_one_of_one() {
-    let server = Server::new();
+    let server = fake::server();
     let body = |n: u32| json!({"messages": say("Hi"), "n": n, "max_tokens": 20, "seed": 3, "temperature": 1.0});
     let one = server.ok(CHAT, &body(1));
     let three = server.ok(CHAT, &body(3));
@@ -121,7 +113,7 @@ fn the_first_of_n_choices_is_the_only_one_of_one() {
 
 #[test]
 fn a_request_without_a_seed_reports_the_one_it_got() {
-    let server = Server::new();
+    let server = fake::server();
     let mut body = json!({"prompt": ["a", "b"], "max_tokens": 20, "temperature": 1});
     let (first, second) = (server.ok(COMPLETIONS, &body), server.ok(COMPLETIONS, &body));
     assert_ne!(first["seed"], second["seed"]);
@@ -134,7 +126,7 @@ fn a_request_without_a_seed_reports_the_one_it_got() {
 
 #[test]
 fn a_prompt_has_four_forms() {
-    let server = Server::new();
+    let server = fake::server();
     let ask = |prompt: Value| {
         let body = json!({"prompt": prompt, "max_tokens": 12, "temperature": 0});
         server.ok(COMPLETIONS, &body)["choices"].as_array().unwrap().clone()
@@ -158,7 +150,7 @@ fn a_prompt_has_four_forms() {
 
 #[test]
 fn log_probabilities_come_in_the_forms_of_both_endpoints() {
-    let server = Server::new();
+    let server = fake::server();
     let body = json!({
         "messages": say("Hi"), "max_tokens": 8, "temperature": 0, "logprobs": true,
         "top_logprobs": 3, "prompt_logprobs": 2,
@@ -215,7 +207,7 @@ fn log_probabilities_come_in_the_forms_of_both_endpoints() {
 
 #[test]
 fn a_stop_string_ends_the_text_and_is_named() {
-    let server = Server::new();
+    let server = fake::server();
     let body = json!({"prompt": "Hi", "max_tokens": 30, "temperature": 0});
     let free = server.ok(COMPLETIONS, &body)["choices"][0]["text"].as_str().unwrap().to_owned();
     let stop: String = free.chars().skip(9).take(2).collect();
@@ -234,7 +226,7 @@ fn a_stop_string_ends_the_text_and_is_named() {
 
 #[test]
 fn what_cannot_be_answered_names_its_field() {
-    let server = Server::new();
+    let server = fake::server();
     let long = "x".repeat(CONTEXT_LEN);
     for (field, value) in [
         ("temperature", json!(-1)),
@@ -394,7 +386,7 @@ fn after_the_time_of_grace_running_requests_are_aborted() {
 
 #[test]
 fn a_shutdown_does_not_wait_for_idle_connections() {
-    let mut server = Server::new();
+    let mut server = fake::server();
     let mut idle = TcpStream::connect(server.url.strip_prefix("http://").unwrap()).unwrap();
     write!(idle, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     idle.read_exact(&mut [0; 12]).unwrap();
@@ -406,7 +398,6 @@ fn a_shutdown_does_not_wait_for_idle_connections() {
 
 #[test]
 fn forty_streams_at_once_say_what_each_says_alone() {
-    let server = Server::new();
     let bodies: Vec<Value> = (0..40)
         .map(|i| {
             json!({
@@ -416,23 +407,12 @@ fn forty_streams_at_once_say_what_each_says_alone() {
             })
         })
         .collect();
-    let alone: Vec<String> =
-        bodies.iter().map(|body| text(&server.stream(CHAT, body).all(), 0)).collect();
-    let together: Vec<String> = std::thread::scope(|scope| {
-        let server = &server;
-        let threads: Vec<_> = bodies
-            .iter()
-            .map(|body| scope.spawn(move || text(&server.stream(CHAT, body).all(), 0)))
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    assert_eq!(alone, together);
-    assert_eq!(server.running(), 0);
+    fake::server().check_streams(CHAT, &bodies);
 }
 
 #[test]
 fn a_second_request_is_served_from_the_prefix_cache() {
-    let server = Server::new();
+    let server = fake::server();
     let body = json!({"prompt": "x".repeat(100), "max_tokens": 4, "temperature": 0});
     let first = server.ok(COMPLETIONS, &body);
     let second = server.ok(COMPLETIONS, &body);
