@@ -53,6 +53,25 @@ impl Default for EngineConfig {
     }
 }
 
+impl EngineConfig {
+    /// Checks what does not depend on the model.
+    ///
+    /// # Errors
+    /// If a setting is 0; `n_blocks`, which may follow from the model, is left out.
+    pub fn check(&self) -> Result<(), EngineError> {
+        at_least_1("max_num_seqs", self.max_num_seqs)?;
+        at_least_1("max_num_batched_tokens", self.max_num_batched_tokens)?;
+        at_least_1("max_model_len", self.max_model_len)
+    }
+}
+
+fn at_least_1(field: &'static str, value: usize) -> Result<(), EngineError> {
+    match value {
+        0 => Err(EngineError::Config { field, value, limit: "at least 1" }),
+        _ => Ok(()),
+    }
+}
+
 /// An engine cannot be built like this.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -118,15 +137,9 @@ impl Engine {
         let spec = model.spec().clone();
         let max_num_seqs = config.max_num_seqs.min(config.max_num_batched_tokens);
         let max_model_len = config.max_model_len.min(spec.context_len);
-        for (field, value) in [
-            ("max_num_seqs", config.max_num_seqs),
-            ("max_num_batched_tokens", config.max_num_batched_tokens),
-            ("n_blocks", config.n_blocks),
-            ("max_model_len", max_model_len),
-        ] {
-            if value == 0 {
-                return Err(EngineError::Config { field, value, limit: "at least 1" });
-            }
+        config.check()?;
+        for (field, value) in [("n_blocks", config.n_blocks), ("max_model_len", max_model_len)] {
+            at_least_1(field, value)?;
         }
         if config.n_blocks >= u32::MAX as usize {
             let (field, value, limit) = ("n_blocks", config.n_blocks, "below 2^32 - 1");

@@ -84,6 +84,50 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
+    /// Checks every range that does not depend on the model: these parameters are good for some
+    /// request.
+    ///
+    /// # Errors
+    /// The first value that is out of range.
+    pub fn check(&self) -> Result<(), InvalidRequest> {
+        // A comparison with NaN is false, so each range refuses it.
+        let float = |field, value: f32, ok, limit: &str| {
+            check(field, shown(value), ok, || limit.to_owned())
+        };
+        let t = self.temperature;
+        float("temperature", t, (0.0..=100.0).contains(&t), "from 0 to 100")?;
+        let p = self.top_p;
+        float("top_p", p, p > 0.0 && p <= 1.0, "above 0 and at most 1")?;
+        float("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "from 0 to 1")?;
+        let r = self.repetition_penalty;
+        float("repetition_penalty", r, r > 0.0 && r <= 100.0, "above 0 and at most 100")?;
+        let f = self.frequency_penalty;
+        float("frequency_penalty", f, (-2.0..=2.0).contains(&f), "from -2 to 2")?;
+        let f = self.presence_penalty;
+        float("presence_penalty", f, (-2.0..=2.0).contains(&f), "from -2 to 2")?;
+
+        let count = |field, n: usize, max: usize, what: &str| {
+            check(field, format!("{n} {what}"), n <= max, || format!("at most {max}"))
+        };
+        count("logit_bias", self.logit_bias.len(), MAX_TOKEN_LIST, "entries")?;
+        for &(_, bias) in &self.logit_bias {
+            float("logit_bias", bias, (-100.0..=100.0).contains(&bias), "from -100 to 100")?;
+        }
+        count("stop_token_ids", self.stop_token_ids.len(), MAX_TOKEN_LIST, "ids")?;
+        count("stop", self.stop.len(), MAX_STOPS, "strings")?;
+        for stop in &self.stop {
+            check("stop", "an empty string", !stop.is_empty(), || "non-empty strings".into())?;
+            count("stop", stop.len(), MAX_STOP_BYTES, "bytes")?;
+        }
+        count("logprobs", self.logprobs.unwrap_or(0), MAX_LOGPROBS, "tokens")?;
+        count("prompt_logprobs", self.prompt_logprobs.unwrap_or(0), MAX_LOGPROBS, "tokens")?;
+        let n = self.n;
+        check("n", n, (1..=MAX_CHOICES).contains(&n), || format!("from 1 to {MAX_CHOICES}"))?;
+        check("max_tokens", 0, self.max_tokens != Some(0), || "at least 1".into())?;
+        let (min, max) = (self.min_tokens, self.max_tokens.unwrap_or(usize::MAX));
+        check("min_tokens", min, min <= max, || format!("at most {max}, the tokens to generate"))
+    }
+
     /// Whether the tokens so far change the logits.
     pub(crate) fn penalizes(&self) -> bool {
         self.repetition_penalty != 1.0
@@ -200,7 +244,8 @@ impl Request {
         drawn_seed: u64,
         limits: &Limits,
     ) -> Result<Request, InvalidRequest> {
-        check_params(&params, limits)?;
+        params.check()?;
+        check_limits(&params, limits)?;
         if prompt.is_empty() {
             return Err(InvalidRequest::EmptyPrompt);
         }
@@ -275,40 +320,25 @@ fn check(
     Err(InvalidRequest::Param { field, value: value.to_string(), limit: limit() })
 }
 
-fn check_params(p: &SamplingParams, limits: &Limits) -> Result<(), InvalidRequest> {
-    // A comparison with NaN is false, so each range refuses it.
-    let float = |field, value: f32, ok, limit: &str| check(field, value, ok, || limit.to_string());
-    float("temperature", p.temperature, (0.0..=100.0).contains(&p.temperature), "from 0 to 100")?;
-    float("top_p", p.top_p, p.top_p > 0.0 && p.top_p <= 1.0, "above 0 and at most 1")?;
-    float("min_p", p.min_p, (0.0..=1.0).contains(&p.min_p), "from 0 to 1")?;
-    let r = p.repetition_penalty;
-    float("repetition_penalty", r, r > 0.0 && r <= 100.0, "above 0 and at most 100")?;
-    let f = p.frequency_penalty;
-    float("frequency_penalty", f, (-2.0..=2.0).contains(&f), "from -2 to 2")?;
-    let f = p.presence_penalty;
-    float("presence_penalty", f, (-2.0..=2.0).contains(&f), "from -2 to 2")?;
+/// A number as one would write it.
+fn shown(value: f32) -> String {
+    match value.abs() {
+        f32::INFINITY => "out of range".to_owned(),
+        1e-4..1e7 | 0.0 => value.to_string(),
+        _ => format!("{value:e}"),
+    }
+}
 
-    let count = |field, n: usize, max: usize, what: &str| {
-        check(field, format!("{n} {what}"), n <= max, || format!("at most {max}"))
-    };
-    let vocab = || format!("ids below {}, the size of the vocabulary", limits.vocab_len);
-    count("logit_bias", p.logit_bias.len(), MAX_TOKEN_LIST, "entries")?;
-    for &(token, bias) in &p.logit_bias {
-        check("logit_bias", token, (token as usize) < limits.vocab_len, vocab)?;
-        float("logit_bias", bias, (-100.0..=100.0).contains(&bias), "from -100 to 100")?;
+/// Checks the parameters against what the model and the engine allow.
+fn check_limits(p: &SamplingParams, limits: &Limits) -> Result<(), InvalidRequest> {
+    let max_n = limits.max_num_seqs;
+    check("n", p.n, p.n <= max_n, || format!("at most {max_n}, the sequences in a step"))?;
+    let biased = p.logit_bias.iter().map(|&(token, _)| ("logit_bias", token));
+    let stops = p.stop_token_ids.iter().map(|&token| ("stop_token_ids", token));
+    for (field, token) in biased.chain(stops) {
+        check(field, token, (token as usize) < limits.vocab_len, || {
+            format!("ids below {}, the size of the vocabulary", limits.vocab_len)
+        })?;
     }
-    count("stop_token_ids", p.stop_token_ids.len(), MAX_TOKEN_LIST, "ids")?;
-    for &token in &p.stop_token_ids {
-        check("stop_token_ids", token, (token as usize) < limits.vocab_len, vocab)?;
-    }
-    count("stop", p.stop.len(), MAX_STOPS, "strings")?;
-    for stop in &p.stop {
-        check("stop", "an empty string", !stop.is_empty(), || "non-empty strings".into())?;
-        count("stop", stop.len(), MAX_STOP_BYTES, "bytes")?;
-    }
-    count("logprobs", p.logprobs.unwrap_or(0), MAX_LOGPROBS, "tokens")?;
-    count("prompt_logprobs", p.prompt_logprobs.unwrap_or(0), MAX_LOGPROBS, "tokens")?;
-    let max_n = MAX_CHOICES.min(limits.max_num_seqs);
-    check("n", p.n, (1..=max_n).contains(&p.n), || format!("from 1 to {max_n}"))?;
-    check("max_tokens", 0, p.max_tokens != Some(0), || "at least 1".into())
+    Ok(())
 }

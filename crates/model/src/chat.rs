@@ -8,7 +8,7 @@ mod guard;
 mod strftime;
 mod tojson;
 
-use crate::file::{KeyError, Metadata};
+use crate::file::{KeyError, Metadata, ModelFile};
 use crate::tokenizer::{Tokenizer, TokenizerError, read_json};
 use guard::Guard;
 use minijinja::syntax::SyntaxConfig;
@@ -137,6 +137,7 @@ pub struct ChatTemplate {
     eos: String,
 }
 
+const GGUF_KEY: &str = "tokenizer.chat_template";
 const PLAIN: &str = "chat";
 const WITH_TOOLS: &str = "chat with tools";
 
@@ -150,7 +151,7 @@ impl ChatTemplate {
         metadata: &Metadata,
         tokenizer: &Tokenizer,
     ) -> Result<Option<ChatTemplate>, ChatError> {
-        let Some(source) = metadata.get_str("tokenizer.chat_template")? else { return Ok(None) };
+        let Some(source) = metadata.get_str(GGUF_KEY)? else { return Ok(None) };
         let with_tools = metadata.get_str("tokenizer.chat_template.tool_use")?;
         ChatTemplate::new(source, with_tools, tokenizer).map(Some)
     }
@@ -165,29 +166,23 @@ impl ChatTemplate {
         directory: &Path,
         tokenizer: &Tokenizer,
     ) -> Result<Option<ChatTemplate>, ChatError> {
-        let read = |name: &str| match std::fs::read_to_string(directory.join(name)) {
-            Ok(source) => Ok(Some(source)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(ChatError::Template(format!("{name}: {error}"))),
-        };
-        let mut plain = read("chat_template.jinja")?;
-        let mut with_tools = read("additional_chat_templates/tool_use.jinja")?;
-        if plain.is_none() {
-            let config = read_json(directory, "tokenizer_config.json")?;
-            let source = |value: &Value| value.as_str().map(str::to_owned);
-            match &config["chat_template"] {
-                // A list of named templates.
-                Value::Array(named) => {
-                    let find = |name| named.iter().find(|entry| entry["name"] == name);
-                    plain = find("default").and_then(|entry| source(&entry["template"]));
-                    with_tools = find("tool_use").and_then(|entry| source(&entry["template"]));
-                }
-                one => plain = source(one),
+        match Sources::of(directory)? {
+            Sources { plain: Some(plain), with_tools } => {
+                ChatTemplate::new(&plain, with_tools.as_deref(), tokenizer).map(Some)
             }
+            Sources { plain: None, .. } => Ok(None),
         }
-        let template =
-            plain.map(|plain| ChatTemplate::new(&plain, with_tools.as_deref(), tokenizer));
-        template.transpose()
+    }
+
+    /// The template of a file as it is written there, unread.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or a key has another type.
+    pub fn source(file: &ModelFile) -> Result<Option<String>, ChatError> {
+        match file {
+            ModelFile::Gguf(file) => Ok(file.metadata().get_str(GGUF_KEY)?.map(str::to_owned)),
+            ModelFile::Safetensors(directory) => Ok(Sources::of(directory.path())?.plain),
+        }
     }
 
     /// The template `source`, and another for conversations with tools where there is one.
@@ -320,6 +315,38 @@ impl ChatTemplate {
             (false, true) => Content::Parts,
             _ => Content::Text,
         }
+    }
+}
+
+/// The templates of a directory.
+struct Sources {
+    plain: Option<String>,
+    with_tools: Option<String>,
+}
+
+impl Sources {
+    fn of(directory: &Path) -> Result<Sources, ChatError> {
+        let read = |name: &str| match std::fs::read_to_string(directory.join(name)) {
+            Ok(source) => Ok(Some(source)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(ChatError::Template(format!("{name}: {error}"))),
+        };
+        let mut plain = read("chat_template.jinja")?;
+        let mut with_tools = read("additional_chat_templates/tool_use.jinja")?;
+        if plain.is_none() {
+            let config = read_json(directory, "tokenizer_config.json")?;
+            let source = |value: &Value| value.as_str().map(str::to_owned);
+            match &config["chat_template"] {
+                // A list of named templates.
+                Value::Array(named) => {
+                    let find = |name| named.iter().find(|entry| entry["name"] == name);
+                    plain = find("default").and_then(|entry| source(&entry["template"]));
+                    with_tools = find("tool_use").and_then(|entry| source(&entry["template"]));
+                }
+                one => plain = source(one),
+            }
+        }
+        Ok(Sources { plain, with_tools })
     }
 }
 

@@ -15,7 +15,7 @@ mod weights;
 pub use batch::{Batch, Span};
 pub use chat::{ChatError, ChatOptions, ChatTemplate, Rendered};
 pub use decoder::Decoder;
-pub use load::{LoadError, LoadOptions, Loaded, load};
+pub use load::{LoadError, LoadOptions, Loaded, load, load_text};
 pub use paceline_kernels::Mat;
 pub use tokenizer::{Special, Tokenizer, TokenizerError};
 pub use weights::{Precision, WeightsError};

@@ -127,7 +127,11 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Loaded, LoadError> {
     Ok(Loaded { model, meta, tokenizer, chat_template })
 }
 
-fn load_text(file: &ModelFile) -> Result<(Tokenizer, Option<ChatTemplate>), LoadError> {
+/// Reads the tokenizer and the chat template of a file, without its weights.
+///
+/// # Errors
+/// If one of them is damaged or not supported.
+pub fn load_text(file: &ModelFile) -> Result<(Tokenizer, Option<ChatTemplate>), LoadError> {
     let path = file.path();
     let tokenizer = match file {
         ModelFile::Gguf(file) => Tokenizer::from_gguf(file.metadata()),

@@ -1,5 +1,6 @@
 //! The command line, as the user typed it. Every flag has a `PACELINE_*` variable of the same name.
 
+use crate::usage::{number, positive, seed, top_k, whole};
 use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand, ValueEnum};
 use paceline::{KvMemory, KvType, SamplingParams, Speculate, TokenId};
@@ -40,15 +41,11 @@ pub enum Command {
 
 /// `paceline run`
 #[derive(Debug, clap::Args)]
-#[command(
-    override_usage = "paceline run [OPTIONS] [MODEL] <PROMPT>",
-    allow_negative_numbers = true
-)]
+#[command(override_usage = "paceline run [OPTIONS] [MODEL] <PROMPT>")]
 #[command(after_help = "\
 MODEL is a name (`paceline list`), a .gguf file or a Hugging Face folder; without it, smollm2-135m.
-PROMPT is the user's turn of a chat; `-` reads it from stdin. A model without a chat template
-continues it as it is. PACELINE_* variables mirror the flags.
-
+PROMPT is the user's turn of a chat, or what a model without a chat template continues; - is stdin.
+Also: --min-tokens, --stop-token-id, and the other engine flags of `paceline serve --help`.
 Example: paceline run qwen2.5-coder-0.5b \"Write a haiku about rivers\" --temperature 0.8")]
 pub struct Run {
     /// The model, unless it is the default, and the prompt
@@ -57,7 +54,7 @@ pub struct Run {
     /// The model, as a flag
     #[arg(long, env = "PACELINE_MODEL", hide_env = true)]
     pub model: Option<String>,
-    /// Read the prompt from a file
+    /// Read the prompt from a file; the one word left is then MODEL
     #[arg(long, value_name = "FILE", env = "PACELINE_PROMPT_FILE", hide_env = true)]
     pub prompt_file: Option<PathBuf>,
     /// Continue the prompt as it is, without the chat template
@@ -70,14 +67,13 @@ pub struct Run {
     #[arg(long, env = "PACELINE_JSON", hide_env = true, value_parser = FalseyValueParser::new())]
     pub json: bool,
     /// With --json: log-probabilities of the tokens and of the N likeliest
-    #[arg(long, value_name = "N", requires = "json", env = "PACELINE_LOGPROBS", hide_env = true)]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, env = "PACELINE_LOGPROBS", hide_env = true)]
     pub logprobs: Option<usize>,
     /// With --json: the same for the prompt's tokens
     #[arg(
         long,
         value_name = "N",
-        requires = "json",
-        env = "PACELINE_PROMPT_LOGPROBS",
+        value_parser = whole::<usize>, env = "PACELINE_PROMPT_LOGPROBS",
         hide_env = true
     )]
     pub prompt_logprobs: Option<usize>,
@@ -91,6 +87,7 @@ pub struct Run {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 In the chat: /help, /reset, /system TEXT, /exit. Ctrl-C stops an answer, Ctrl-D ends the program.
+Also: --min-tokens, --stop-token-id, and the other engine flags of `paceline serve --help`.
 
 Example: paceline chat qwen2.5-coder-0.5b --system \"You are terse\"")]
 pub struct Chat {
@@ -123,7 +120,7 @@ pub struct Serve {
     #[arg(long, default_value = "127.0.0.1", env = "PACELINE_HOST", hide_env = true)]
     pub host: String,
     /// The port to listen on; 0 takes a free one
-    #[arg(long, default_value_t = 8000, env = "PACELINE_PORT", hide_env = true)]
+    #[arg(long, default_value_t = 8000, value_parser = whole::<u16>, env = "PACELINE_PORT", hide_env = true)]
     pub port: u16,
     /// The model's name in requests and answers [default: as given]
     #[arg(long, value_name = "NAME", env = "PACELINE_SERVED_MODEL_NAME", hide_env = true)]
@@ -133,7 +130,7 @@ pub struct Serve {
         long,
         value_name = "SECONDS",
         default_value_t = 30,
-        env = "PACELINE_GRACE",
+        value_parser = whole::<u64>, env = "PACELINE_GRACE",
         hide_env = true
     )]
     pub grace: u64,
@@ -142,7 +139,7 @@ pub struct Serve {
         long,
         value_name = "MIB",
         default_value_t = 16,
-        env = "PACELINE_MAX_BODY",
+        value_parser = positive::<u32>, env = "PACELINE_MAX_BODY",
         hide_env = true
     )]
     pub max_body: u32,
@@ -155,26 +152,25 @@ pub struct Serve {
 #[command(next_help_heading = "Sampling (default: the model's own, else as said)")]
 pub struct Sampling {
     /// 0 takes the likeliest token [else 0]
-    #[arg(long, short, value_name = "T", env = "PACELINE_TEMPERATURE", hide_env = true)]
+    #[arg(long, short, value_name = "T", value_parser = number, env = "PACELINE_TEMPERATURE", hide_env = true)]
     pub temperature: Option<f32>,
-    /// Only the K likeliest; 0 is all [else 0]
-    #[arg(long, value_name = "K", env = "PACELINE_TOP_K", hide_env = true)]
+    /// Only the K likeliest; 0 and -1 are all [else 0]
+    #[arg(long, value_name = "K", value_parser = top_k, env = "PACELINE_TOP_K", hide_env = true)]
     pub top_k: Option<usize>,
     /// Only the likeliest that sum to P [else 1]
-    #[arg(long, value_name = "P", env = "PACELINE_TOP_P", hide_env = true)]
+    #[arg(long, value_name = "P", value_parser = number, env = "PACELINE_TOP_P", hide_env = true)]
     pub top_p: Option<f32>,
     /// Only those at least P times as likely as the likeliest [else 0]
-    #[arg(long, value_name = "P", env = "PACELINE_MIN_P", hide_env = true)]
+    #[arg(long, value_name = "P", value_parser = number, env = "PACELINE_MIN_P", hide_env = true)]
     pub min_p: Option<f32>,
     /// Above 1 makes what was said less likely [else 1]
-    #[arg(long, value_name = "X", env = "PACELINE_REPETITION_PENALTY", hide_env = true)]
+    #[arg(long, value_name = "X", value_parser = number, env = "PACELINE_REPETITION_PENALTY", hide_env = true)]
     pub repetition_penalty: Option<f32>,
     /// Subtracted for each time that a token was generated [0]
     #[arg(
         long,
         value_name = "X",
-        allow_negative_numbers = true,
-        env = "PACELINE_FREQUENCY_PENALTY",
+        value_parser = number, env = "PACELINE_FREQUENCY_PENALTY",
         hide_env = true
     )]
     pub frequency_penalty: Option<f32>,
@@ -182,8 +178,7 @@ pub struct Sampling {
     #[arg(
         long,
         value_name = "X",
-        allow_negative_numbers = true,
-        env = "PACELINE_PRESENCE_PENALTY",
+        value_parser = number, env = "PACELINE_PRESENCE_PENALTY",
         hide_env = true
     )]
     pub presence_penalty: Option<f32>,
@@ -191,19 +186,19 @@ pub struct Sampling {
     #[arg(long, value_name = "ID=X", value_parser = bias, env = "PACELINE_LOGIT_BIAS", hide_env = true)]
     pub logit_bias: Vec<(TokenId, f32)>,
     /// The same seed gives the same text [a new one each time]
-    #[arg(long, value_name = "N", env = "PACELINE_SEED", hide_env = true)]
+    #[arg(long, value_name = "N", value_parser = seed, env = "PACELINE_SEED", hide_env = true)]
     pub seed: Option<u64>,
     /// The most tokens to generate [1024, or as many as fit]
-    #[arg(long, short = 'n', value_name = "N", env = "PACELINE_MAX_TOKENS", hide_env = true)]
+    #[arg(long, short = 'n', value_name = "N", value_parser = whole::<usize>, env = "PACELINE_MAX_TOKENS", hide_env = true)]
     pub max_tokens: Option<usize>,
     /// Tokens before anything else may end the text [0]
-    #[arg(long, value_name = "N", env = "PACELINE_MIN_TOKENS", hide_env = true)]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, env = "PACELINE_MIN_TOKENS", hide_env = true)]
     pub min_tokens: Option<usize>,
     /// A string that ends the text; may be repeated
     #[arg(long, value_name = "TEXT", env = "PACELINE_STOP", hide_env = true)]
     pub stop: Vec<String>,
     /// A token that ends the text; may be repeated
-    #[arg(long, value_name = "ID", env = "PACELINE_STOP_TOKEN_ID", hide_env = true)]
+    #[arg(long, value_name = "ID", value_parser = whole::<TokenId>, env = "PACELINE_STOP_TOKEN_ID", hide_env = true)]
     pub stop_token_id: Vec<TokenId>,
     /// Go on after the model's end token
     #[arg(long, env = "PACELINE_IGNORE_EOS", hide_env = true, value_parser = FalseyValueParser::new())]
@@ -216,13 +211,13 @@ pub struct Sampling {
 #[command(next_help_heading = "Engine")]
 pub struct Engine {
     /// Threads that compute [default: every core]
-    #[arg(long, value_name = "N", env = "PACELINE_THREADS", hide_env = true)]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, env = "PACELINE_THREADS", hide_env = true)]
     pub threads: Option<usize>,
     /// Instruction set: scalar, avx2 or avx512 [default: the best]
     #[arg(long, env = "PACELINE_ISA", hide = true)]
     pub isa: Option<paceline::Isa>,
     /// The longest prompt and answer together [default: the model's]
-    #[arg(long, value_name = "N", env = "PACELINE_MAX_MODEL_LEN", hide_env = true)]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, env = "PACELINE_MAX_MODEL_LEN", hide_env = true)]
     pub max_model_len: Option<usize>,
     /// KV cache: 2GiB, 50% .. [default: 2GiB, at most half of what is free]
     #[arg(long, value_name = "SIZE", env = "PACELINE_KV_MEMORY", hide_env = true)]
@@ -252,7 +247,7 @@ pub struct Engine {
         long,
         value_name = "N",
         default_value_t = 16,
-        env = "PACELINE_BLOCK_SIZE",
+        value_parser = whole::<usize>, env = "PACELINE_BLOCK_SIZE",
         hide_env = true
     )]
     pub block_size: usize,
@@ -261,7 +256,7 @@ pub struct Engine {
         long,
         value_name = "N",
         default_value_t = 256,
-        env = "PACELINE_MAX_NUM_SEQS",
+        value_parser = whole::<usize>, env = "PACELINE_MAX_NUM_SEQS",
         hide_env = true
     )]
     pub max_num_seqs: usize,
@@ -270,7 +265,7 @@ pub struct Engine {
         long,
         value_name = "N",
         default_value_t = 512,
-        env = "PACELINE_MAX_NUM_BATCHED_TOKENS",
+        value_parser = whole::<usize>, env = "PACELINE_MAX_NUM_BATCHED_TOKENS",
         hide_env = true
     )]
     pub max_num_batched_tokens: usize,

@@ -6,14 +6,17 @@ use crate::fetch::{self, Progress};
 use crate::llm::{Error, Llm, LlmConfig};
 use crate::memory::KvMemory;
 use crate::text::ModelText;
-use paceline_engine::Speculate;
-use paceline_kernels::{Isa, KvType};
+use paceline_engine::{EngineError, Speculate};
+use paceline_kernels::{Isa, KvLayout, KvType};
 use paceline_model::LoadOptions;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The most threads that compute.
 const MAX_THREADS: usize = 512;
+
+/// Less than the smallest block of a KV cache that makes sense.
+const MIN_KV_BYTES: u64 = 64 << 10;
 
 /// How a model is loaded. Nothing but the types of the KV cache changes what is generated.
 #[derive(Clone, Debug)]
@@ -101,19 +104,40 @@ impl Builder {
         self
     }
 
+    /// Checks what does not depend on the model: before it is fetched, say.
+    ///
+    /// # Errors
+    /// If a setting is out of range.
+    pub fn check(&self) -> Result<(), Error> {
+        let LoadOptions { isa, n_threads, block_len, k_type, v_type, .. } = self.load;
+        if !(1..=MAX_THREADS).contains(&n_threads) {
+            let (field, value, limit) = ("threads", n_threads, "from 1 to 512");
+            return Err(EngineError::Config { field, value, limit }.into());
+        }
+        if !isa.is_available() {
+            return Err(Error::Isa(isa));
+        }
+        if let Some(KvMemory::Bytes(bytes)) = self.config.kv_memory
+            && bytes < MIN_KV_BYTES
+        {
+            let (field, value) = ("kv_memory", bytes as usize);
+            return Err(EngineError::Config { field, value, limit: "at least 64KiB" }.into());
+        }
+        // A head that suits every type: what is wrong now are the blocks.
+        let (n_layers, n_kv_heads, head_size) = (1, 1, 256);
+        let layout = KvLayout { n_layers, n_kv_heads, head_size, block_len, k_type, v_type };
+        layout.block_bytes()?;
+        Ok(self.config.engine.check()?)
+    }
+
     /// Loads the model; one of the catalogue that is not in the cache yet is fetched.
     ///
     /// # Errors
     /// If there is no such model, its file is damaged or of an unknown architecture, or a setting is
     /// out of range.
     pub fn build(self) -> Result<Llm, Error> {
+        self.check()?;
         let Builder { model, load, config } = self;
-        if !(1..=MAX_THREADS).contains(&load.n_threads) {
-            return Err(Error::Threads(load.n_threads));
-        }
-        if !load.isa.is_available() {
-            return Err(Error::Isa(load.isa));
-        }
         let path = match model.to_str() {
             Some(name) => {
                 find_model(name, &Catalogue::of_user()?, &Cache::of_user()?, &mut |_| ())?

@@ -46,8 +46,8 @@ pub use completion::{Choice, Completion, Timings, reason_name};
 pub use llm::{Chunk, Error, Llm, LlmConfig, Prompt, Stream, draw_seed};
 pub use memory::{KvMemory, MemoryError};
 pub use paceline_engine::{
-    EngineConfig, FinishReason, InvalidRequest, Limits, Logprobs, SamplingParams, Speculate, Stats,
-    Stop, Usage, Vocab,
+    EngineConfig, EngineError, FinishReason, InvalidRequest, Limits, Logprobs, SamplingParams,
+    Speculate, Stats, Stop, Usage, Vocab,
 };
 pub use paceline_kernels::team::available_cores;
 pub use paceline_kernels::{Isa, KvType};

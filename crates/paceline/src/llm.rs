@@ -12,7 +12,7 @@ use paceline_engine::{
     Engine, EngineConfig, EngineError, Event, FinishReason, InvalidRequest, Limits, Logprobs,
     Request, SamplingParams, Stats,
 };
-use paceline_kernels::Isa;
+use paceline_kernels::{Isa, KvError};
 use paceline_model::meta::SamplingDefaults;
 use paceline_model::{ChatOptions, LoadError, Model, TokenId};
 use serde_json::Value;
@@ -40,9 +40,6 @@ pub enum Error {
     /// The model's file cannot be used.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The number of threads is out of range.
-    #[error("threads is {0}: it must be from 1 to 512")]
-    Threads(usize),
     /// The processor lacks the instruction set.
     #[error("this processor cannot run {0}: leave PACELINE_ISA out to get the best that it can")]
     Isa(Isa),
@@ -63,6 +60,9 @@ pub enum Error {
         /// What the model was made for.
         limit: usize,
     },
+    /// The blocks of the KV cache cannot be like this.
+    #[error(transparent)]
+    Kv(#[from] KvError),
     /// The KV cache would hold nothing.
     #[error(
         "--kv-memory {bytes} is less than one block of the KV cache: {block_bytes} bytes for \

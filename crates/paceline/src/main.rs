@@ -5,19 +5,20 @@ mod cmd;
 mod figures;
 mod open;
 mod progress;
+mod usage;
 
-use clap::Parser;
 use std::io;
 use std::process::ExitCode;
+use usage::UsageError;
 
 fn main() -> ExitCode {
-    match cmd::run(args::Args::parse()) {
+    match usage::parse().map_err(anyhow::Error::from).and_then(cmd::run) {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of our output went away, as `head` does: no failure.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("paceline: {}", one_line(&error));
-            ExitCode::FAILURE
+            ExitCode::from(if error.is::<UsageError>() { 2 } else { 1 })
         }
     }
 }

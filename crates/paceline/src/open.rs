@@ -1,13 +1,24 @@
-//! Opening a model for a command: found or fetched, loaded, with progress on the way.
+//! Opening a model for a command: settings checked, found or fetched, loaded, with progress on the
+//! way.
 
 use crate::args::Engine;
 use crate::progress::{self, Bar};
+use crate::usage::of_flag;
 use anyhow::Context;
 use paceline::cache::Cache;
 use paceline::catalogue::{Catalogue, DEFAULT_MODEL};
-use paceline::{Isa, Llm, SamplingParams, find_model};
-use std::path::PathBuf;
+use paceline::{Builder, Isa, Llm, SamplingParams, find_model};
+use paceline_model::ChatTemplate;
+use paceline_model::file::ModelFile;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+/// A model whose file is here.
+pub struct Located {
+    /// As the user calls it.
+    pub name: String,
+    pub path: PathBuf,
+}
 
 /// A model that is ready.
 pub struct Opened {
@@ -22,41 +33,68 @@ pub struct Opened {
 }
 
 /// The file of a model that the user named, fetched if need be.
-pub fn locate(model: Option<&str>) -> anyhow::Result<(String, PathBuf)> {
+pub fn locate(model: Option<&str>) -> anyhow::Result<Located> {
     let name = model.unwrap_or(DEFAULT_MODEL);
     let mut bar = None;
     let path = find_model(name, &Catalogue::of_user()?, &Cache::of_user()?, &mut |progress| {
         bar.get_or_insert_with(Bar::new).show(progress);
     })?;
-    Ok((name.to_owned(), path))
+    Ok(Located { name: name.to_owned(), path })
 }
 
-/// Loads a model as the flags say.
-pub fn open(model: Option<&str>, args: &Engine) -> anyhow::Result<Opened> {
-    let (name, path) = locate(model)?;
-    let spinner = progress::spinner(&format!("loading {name}"));
-    let start = Instant::now();
-    let isa = args.isa.unwrap_or_else(Isa::best);
-    let n_threads = args.threads.unwrap_or_else(paceline::available_cores);
-    let mut builder = Llm::builder(&path)
-        .isa(isa)
-        .threads(n_threads)
-        .block_len(args.block_size)
-        .kv_types(args.kv_type_k.into(), args.kv_type_v.into())
-        .max_num_seqs(args.max_num_seqs)
-        .max_num_batched_tokens(args.max_num_batched_tokens)
-        .speculate(args.speculate.into())
-        .kv_cache(!args.no_kv_cache)
-        .prefix_cache(!args.no_prefix_cache);
-    if let Some(memory) = args.kv_memory {
-        builder = builder.kv_memory(memory);
+impl Located {
+    /// Whether the model's file has a chat template, without loading the model.
+    pub fn has_chat_template(&self) -> anyhow::Result<bool> {
+        let name = &self.name;
+        let file = ModelFile::open(&self.path).with_context(|| format!("cannot load {name}"))?;
+        Ok(ChatTemplate::source(&file).with_context(|| format!("cannot load {name}"))?.is_some())
     }
-    if let Some(len) = args.max_model_len {
-        builder = builder.max_model_len(len);
+
+    /// Loads the model as the flags say.
+    pub fn load(self, args: &Engine) -> anyhow::Result<Opened> {
+        let Located { name, path } = self;
+        let spinner = progress::spinner(&format!("loading {name}"));
+        let start = Instant::now();
+        let llm = args.builder(&path).build().with_context(|| format!("cannot load {name}"))?;
+        spinner.finish_and_clear();
+        let (isa, n_threads) = (args.isa(), args.n_threads());
+        Ok(Opened { llm, name, path, load: start.elapsed(), n_threads, isa })
     }
-    let llm = builder.build().with_context(|| format!("cannot load {name}"))?;
-    spinner.finish_and_clear();
-    Ok(Opened { llm, name, path, load: start.elapsed(), n_threads, isa })
+}
+
+impl Engine {
+    /// Checks the flags as far as no model is needed for it.
+    pub fn check(&self) -> anyhow::Result<()> {
+        Ok(self.builder(Path::new("")).check().map_err(of_flag)?)
+    }
+
+    fn isa(&self) -> Isa {
+        self.isa.unwrap_or_else(Isa::best)
+    }
+
+    fn n_threads(&self) -> usize {
+        self.threads.unwrap_or_else(paceline::available_cores)
+    }
+
+    fn builder(&self, path: &Path) -> Builder {
+        let mut builder = Llm::builder(path)
+            .isa(self.isa())
+            .threads(self.n_threads())
+            .block_len(self.block_size)
+            .kv_types(self.kv_type_k.into(), self.kv_type_v.into())
+            .max_num_seqs(self.max_num_seqs)
+            .max_num_batched_tokens(self.max_num_batched_tokens)
+            .speculate(self.speculate.into())
+            .kv_cache(!self.no_kv_cache)
+            .prefix_cache(!self.no_prefix_cache);
+        if let Some(memory) = self.kv_memory {
+            builder = builder.kv_memory(memory);
+        }
+        if let Some(len) = self.max_model_len {
+            builder = builder.max_model_len(len);
+        }
+        builder
+    }
 }
 
 impl Opened {

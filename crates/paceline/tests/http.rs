@@ -297,6 +297,84 @@ fn what_cannot_be_answered_names_its_field() {
 }
 
 #[test]
+fn what_is_wrong_is_said_in_the_terms_of_json() {
+    let server = fake::server();
+    let whole = "must be a whole number of at least 0";
+    for (path, field, value, expected) in [
+        (COMPLETIONS, "max_tokens", json!(-4), format!("max_tokens {whole}")),
+        (COMPLETIONS, "max_tokens", json!(1.5), format!("max_tokens {whole}")),
+        (COMPLETIONS, "max_tokens", json!("8"), format!("max_tokens {whole}")),
+        (COMPLETIONS, "n", json!(1e308), format!("n is out of range: it {whole}")),
+        (COMPLETIONS, "temperature", json!("hot"), "temperature must be a number".to_owned()),
+        (
+            COMPLETIONS,
+            "temperature",
+            json!(1e308),
+            "temperature is out of range: it must be from 0 to 100".to_owned(),
+        ),
+        (
+            COMPLETIONS,
+            "temperature",
+            json!(1e30),
+            "temperature is 1e30: it must be from 0 to 100".to_owned(),
+        ),
+        (COMPLETIONS, "stream", json!(1), "stream must be true or false".to_owned()),
+        (COMPLETIONS, "seed", json!(1.5), "seed must be a whole number of 64 bits".to_owned()),
+        (COMPLETIONS, "stop", json!({}), "stop must be a string or a list of strings".to_owned()),
+        (
+            COMPLETIONS,
+            "stop_token_ids",
+            json!([-1]),
+            "stop_token_ids must be a list of token ids, which are whole numbers of at least 0"
+                .to_owned(),
+        ),
+        (
+            COMPLETIONS,
+            "logit_bias",
+            json!([5]),
+            "logit_bias must be an object with a number for each token id".to_owned(),
+        ),
+        (COMPLETIONS, "cache_salt", json!(1), "cache_salt must be a string".to_owned()),
+        (
+            COMPLETIONS,
+            "best_of",
+            json!(4),
+            "best_of is not supported here: it must be 1, which is n, or left out".to_owned(),
+        ),
+        (
+            CHAT,
+            "tools",
+            json!([{"type": "function"}]),
+            "tools is not supported here: it must be [], or left out".to_owned(),
+        ),
+        (CHAT, "audio", json!({}), "audio is not supported here: leave it out".to_owned()),
+        (CHAT, "messages", json!("Hi"), "messages must be a list".to_owned()),
+        (CHAT, "documents", json!({}), "documents must be a list".to_owned()),
+        (
+            CHAT,
+            "chat_template_kwargs",
+            json!(1),
+            "chat_template_kwargs must be an object".to_owned(),
+        ),
+    ] {
+        let mut body = json!({"max_tokens": 8});
+        match path {
+            CHAT => body["messages"] = say("Hi"),
+            _ => body["prompt"] = "Hi".into(),
+        }
+        body[field] = value;
+        let (status, answer) = server.post(path, &body);
+        assert_eq!(status, 400, "{body} -> {answer}");
+        assert_eq!(answer["error"]["message"], expected);
+        assert_eq!(answer["error"]["param"], field);
+    }
+    let body = json!({"prompt": "Hi", "stream": true, "stream_options": {"include": true}});
+    let (_, answer) = server.post(COMPLETIONS, &body);
+    let expected = "stream_options must be an object with include_usage, which is true or false";
+    assert_eq!(answer["error"]["message"], expected);
+}
+
+#[test]
 fn other_paths_methods_models_and_bodies_are_refused() {
     let mut config = ServerConfig::new("fake");
     config.body_limit = 10_000;

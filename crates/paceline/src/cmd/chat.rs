@@ -4,12 +4,13 @@ use super::run::{limit, show};
 use crate::args::Chat;
 use crate::figures;
 use crate::open;
+use crate::usage::of_flag;
 use anyhow::{Context, bail};
 use paceline::cache::Cache;
 use paceline::{Error, FinishReason, Llm, Message, SamplingParams};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
-use std::io::{self, BufRead, IsTerminal};
+use std::io::{self, BufRead, ErrorKind, IsTerminal};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,12 +21,18 @@ const HELP: &str = "\
 /exit         end (so does Ctrl-D)
 Ctrl-C stops an answer; the conversation goes on from what was said.";
 
+const NOT_TEXT: &str = "paceline: this line is not UTF-8 text and was left out: send it again";
+
 pub fn run(args: Chat) -> anyhow::Result<()> {
-    let opened = open::open(args.model.as_deref(), &args.engine)?;
-    let name = &opened.name;
-    if !opened.llm.text().has_chat_template() {
+    args.sampling.params(SamplingParams::default()).check().map_err(of_flag)?;
+    args.engine.check()?;
+    let located = open::locate(args.model.as_deref())?;
+    if !located.has_chat_template()? {
+        let name = located.name;
         bail!("{name} has no chat template: `paceline run {name} \"...\"` continues a text");
     }
+    let opened = located.load(&args.engine)?;
+    let name = &opened.name;
     let params = args.sampling.params(opened.defaults(0.0));
     let llm = Arc::new(opened.llm);
     let answering = Arc::new(AtomicBool::new(false));
@@ -141,11 +148,14 @@ impl Lines {
     /// The next line; `None` at the end.
     fn next(&mut self) -> anyhow::Result<Option<String>> {
         match self {
-            Lines::Pipe => {
-                let mut line = String::new();
-                let n = io::stdin().lock().read_line(&mut line).context("stdin")?;
-                Ok((n > 0).then_some(line))
-            }
+            Lines::Pipe => loop {
+                let mut line = Vec::new();
+                let n = io::stdin().lock().read_until(b'\n', &mut line).context("stdin")?;
+                match String::from_utf8(line) {
+                    Ok(line) => return Ok((n > 0).then_some(line)),
+                    Err(_) => eprintln!("{NOT_TEXT}"),
+                }
+            },
             Lines::Terminal { editor, .. } => loop {
                 match editor.readline("> ") {
                     Ok(line) => {
@@ -154,6 +164,9 @@ impl Lines {
                     }
                     Err(ReadlineError::Interrupted) => eprintln!("(/exit or Ctrl-D ends)"),
                     Err(ReadlineError::Eof) => return Ok(None),
+                    Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                        eprintln!("{NOT_TEXT}");
+                    }
                     Err(error) => return Err(error).context("the terminal"),
                 }
             },

@@ -7,6 +7,7 @@ use paceline::{KvType, units};
 use paceline_kernels::KvLayout;
 use paceline_model::file::ModelFile;
 use paceline_model::meta::ModelMeta;
+use paceline_model::{ChatTemplate, load_text};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::io::{Write, stdout};
@@ -18,8 +19,8 @@ const VALUE_CHARS: usize = 60;
 const TOKENS: usize = 1000;
 
 pub fn run(args: Inspect) -> anyhow::Result<()> {
-    let (name, path) = open::locate(args.model.as_deref())?;
-    let facts = Facts::read(&name, &path)?;
+    let located = open::locate(args.model.as_deref())?;
+    let facts = Facts::read(&located.name, &located.path)?;
     let mut out = stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&facts.to_json())?)?;
@@ -41,8 +42,11 @@ impl<'a> Facts<'a> {
     fn read(name: &'a str, path: &Path) -> anyhow::Result<Facts<'a>> {
         let file = ModelFile::open(path)?;
         let meta = ModelMeta::read(&file)?;
+        // Nothing of it is shown, but a file that cannot be used is none to show.
+        load_text(&file)?;
         let metadata = metadata(&file);
-        let chat_template = chat_template(&file)?;
+        let chat_template =
+            ChatTemplate::source(&file).with_context(|| path.display().to_string())?;
         Ok(Facts { name, file, meta, metadata, chat_template })
     }
 
@@ -175,26 +179,6 @@ fn metadata(file: &ModelFile) -> Vec<(String, Value)> {
         }
         ModelFile::Safetensors(dir) => {
             dir.config().iter().map(|(key, value)| (key.clone(), value.clone())).collect()
-        }
-    }
-}
-
-fn chat_template(file: &ModelFile) -> anyhow::Result<Option<String>> {
-    match file {
-        ModelFile::Gguf(file) => Ok(file
-            .metadata()
-            .get_str("tokenizer.chat_template")
-            .with_context(|| file.path().display().to_string())?
-            .map(str::to_owned)),
-        ModelFile::Safetensors(dir) => {
-            if let Ok(template) = std::fs::read_to_string(dir.path().join("chat_template.jinja")) {
-                return Ok(Some(template));
-            }
-            let Some(path) = dir.tokenizer_config_path() else { return Ok(None) };
-            let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
-            let config: Value =
-                serde_json::from_slice(&bytes).with_context(|| path.display().to_string())?;
-            Ok(config["chat_template"].as_str().map(str::to_owned))
         }
     }
 }

@@ -4,30 +4,55 @@ use crate::args::Run;
 use crate::figures;
 use crate::open::{self, Opened};
 use crate::progress;
+use crate::usage::{UsageError, of_flag};
 use anyhow::{Context, ensure};
-use paceline::{Completion, Llm, Logprobs, Message, SamplingParams, Stream, TokenId, reason_name};
+use paceline::{
+    Completion, Error, Llm, Logprobs, Message, SamplingParams, Stream, TokenId, reason_name,
+};
 use serde::Serialize;
 use std::fs;
 use std::io::{self, IsTerminal, Read, Write, stdout};
 
 pub fn run(args: Run) -> anyhow::Result<()> {
+    let params = |defaults| SamplingParams {
+        logprobs: args.logprobs,
+        prompt_logprobs: args.prompt_logprobs,
+        ..args.sampling.params(defaults)
+    };
+    params(SamplingParams::default()).check().map_err(of_flag)?;
+    args.engine.check()?;
+    for (flag, value) in
+        [("--logprobs", args.logprobs), ("--prompt-logprobs", args.prompt_logprobs)]
+    {
+        if value.is_some() && !args.json {
+            usage(format!("{flag} has a meaning only with --json"))?;
+        }
+    }
+    if args.raw && args.system.is_some() {
+        usage("--system needs a chat template, which --raw leaves out: give one of the two")?;
+    }
     let (model, prompt) = prompt(&args)?;
-    let opened = open::open(model.as_deref(), &args.engine)?;
+    let located = open::locate(model.as_deref()).map_err(|error| match error.downcast_ref() {
+        Some(Error::NoModel(word)) if args.prompt_file.is_some() && args.words.contains(word) => {
+            let rule = "with --prompt-file the word is the MODEL";
+            UsageError(format!("{rule}, and there is no model or file {word:?}")).into()
+        }
+        _ => error,
+    })?;
+    ensure!(
+        args.system.is_none() || located.has_chat_template()?,
+        "{} has no chat template, which --system needs: leave it out",
+        located.name
+    );
+    let opened = located.load(&args.engine)?;
     let Opened { llm, name, .. } = &opened;
-    let mut params = args.sampling.params(opened.defaults(0.0));
-    params.logprobs = args.logprobs;
-    params.prompt_logprobs = args.prompt_logprobs;
-
+    let mut params = params(opened.defaults(0.0));
     let raw = args.raw || !llm.text().has_chat_template();
     if raw && !args.raw {
         eprintln!(
             "paceline: {name} has no chat template: it continues the prompt as it is (--raw)"
         );
     }
-    ensure!(
-        !raw || args.system.is_none(),
-        "--system needs a chat template, which --raw leaves out"
-    );
     let tokens = if raw {
         llm.text().encode(&prompt)
     } else {
@@ -50,22 +75,17 @@ pub fn run(args: Run) -> anyhow::Result<()> {
 
 /// The model, if one is named, and the prompt.
 fn prompt(args: &Run) -> anyhow::Result<(Option<String>, String)> {
-    let usage = |message: &str| -> ! {
-        use clap::CommandFactory;
-        let mut command = crate::args::Args::command();
-        command.error(clap::error::ErrorKind::WrongNumberOfValues, message).exit()
-    };
     let (model, prompt) = match (&args.words[..], &args.prompt_file) {
         ([], Some(_)) => (None, None),
         ([model], Some(_)) => (Some(model), None),
-        (_, Some(_)) => usage("the prompt is given twice: as an argument and by --prompt-file"),
-        ([], None) => usage("no prompt: paceline run \"Why is the sky blue?\", or - for stdin"),
+        (_, Some(_)) => usage("the prompt is given twice: as an argument and by --prompt-file")?,
+        ([], None) => usage("no prompt: paceline run \"Why is the sky blue?\", or - for stdin")?,
         ([prompt], None) => (None, Some(prompt)),
         ([model, prompt, ..], None) => (Some(model), Some(prompt)),
     };
     let from_env = std::env::var("PACELINE_MODEL").ok();
     if model.is_some() && args.model.is_some() && args.model != from_env {
-        usage("the model is given twice: as an argument and by --model");
+        usage("the model is given twice: as an argument and by --model")?;
     }
     let model = model.or(args.model.as_ref()).cloned();
     let text = match (prompt, &args.prompt_file) {
@@ -83,6 +103,10 @@ fn prompt(args: &Run) -> anyhow::Result<(Option<String>, String)> {
         (None, None) => String::new(),
     };
     Ok((model, text))
+}
+
+fn usage<T>(message: impl Into<String>) -> Result<T, UsageError> {
+    Err(UsageError(message.into()))
 }
 
 /// The length of an answer where nothing is said.

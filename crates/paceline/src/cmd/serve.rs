@@ -3,6 +3,7 @@
 use crate::args::Serve;
 use crate::open::{self, Opened};
 use anyhow::Context;
+use clap::ValueEnum;
 use paceline::server::{self, ServerConfig};
 use paceline::units;
 use std::io::ErrorKind;
@@ -11,9 +12,10 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub fn run(args: Serve) -> anyhow::Result<()> {
-    // First of all: that the port is taken should not need a model to be loaded.
+    args.engine.check()?;
+    // Before anything slow: that the port is taken should not need a model to be loaded.
     let listener = listen(&args.host, args.port)?;
-    let opened = open::open(args.model.as_deref(), &args.engine)?;
+    let opened = open::locate(args.model.as_deref())?.load(&args.engine)?;
     let config = ServerConfig {
         model_name: args.served_model_name.clone().unwrap_or_else(|| opened.name.clone()),
         defaults: opened.defaults(1.0),
@@ -76,6 +78,11 @@ fn signals() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
+/// A choice as the flag spells it.
+fn name_of(choice: &impl ValueEnum) -> String {
+    choice.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
 /// Everything that was decided, on a few lines.
 fn print_config(args: &Serve, opened: &Opened, config: &ServerConfig) {
     let engine = &args.engine;
@@ -89,17 +96,20 @@ fn print_config(args: &Serve, opened: &Opened, config: &ServerConfig) {
     );
     eprintln!("compute: {} threads, {}", opened.n_threads, opened.isa);
     eprintln!(
-        "kv cache: {} for {} tokens, K {:?}, V {:?}, blocks of {}, prefix cache {}",
+        "kv cache: {} for {} tokens, K {}, V {}, blocks of {}, prefix cache {}",
         units::bytes(opened.llm.kv_bytes()),
         limits.kv_len,
-        engine.kv_type_k,
-        engine.kv_type_v,
+        name_of(&engine.kv_type_k),
+        name_of(&engine.kv_type_v),
         engine.block_size,
         on(engine.no_prefix_cache),
     );
     eprintln!(
-        "limits: {} tokens a sequence, {} sequences and {} tokens a step, speculation {:?}",
-        limits.max_model_len, limits.max_num_seqs, engine.max_num_batched_tokens, engine.speculate,
+        "limits: {} tokens a sequence, {} sequences and {} tokens a step, speculation {}",
+        limits.max_model_len,
+        limits.max_num_seqs,
+        engine.max_num_batched_tokens,
+        name_of(&engine.speculate),
     );
     let d = &config.defaults;
     eprintln!(

@@ -30,10 +30,10 @@ impl ApiError {
         }
     }
 
-    /// A field that is not supported.
-    pub fn unsupported(param: impl Into<String>) -> ApiError {
+    /// A field that asks for what this server does not do.
+    pub fn unsupported(param: impl Into<String>, way_out: &str) -> ApiError {
         let param = param.into();
-        let message = format!("{param} is not supported with this value: leave it out");
+        let message = format!("{param} is not supported here: {way_out}");
         ApiError { code: Some("unsupported_parameter"), ..ApiError::invalid(param, message) }
     }
 

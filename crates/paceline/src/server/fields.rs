@@ -2,8 +2,49 @@
 //! and what is left over is noticed.
 
 use super::error::ApiError;
+use paceline_model::TokenId;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// What a field can hold, in words that follow "must be".
+pub(super) trait Kind: DeserializeOwned {
+    const KIND: &'static str;
+}
+
+/// One value, or a list of them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(super) enum OneOrMany<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+macro_rules! kinds {
+    ($($type:ty: $kind:literal;)*) => {
+        $(impl Kind for $type {
+            const KIND: &'static str = $kind;
+        })*
+    };
+}
+
+kinds! {
+    bool: "true or false";
+    String: "a string";
+    f32: "a number";
+    usize: "a whole number of at least 0";
+    i64: "a whole number";
+    OneOrMany<String>: "a string or a list of strings";
+    Vec<TokenId>: "a list of token ids, which are whole numbers of at least 0";
+    BTreeMap<String, f32>: "an object with a number for each token id";
+    Vec<Value>: "a list";
+    Map<String, Value>: "an object";
+    Value: "anything";
+}
+
+/// The largest whole number up to which JSON's readers agree: 2^53.
+const MAX_WHOLE: f64 = 9_007_199_254_740_992.0;
 
 /// Fields that do not change the answer: accepted, whatever they say.
 const HARMLESS: [&str; 11] = [
@@ -54,13 +95,16 @@ impl Fields {
     }
 
     /// Takes a field; null is absent.
-    pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
-        match self.0.remove(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => serde_json::from_value(value)
-                .map(Some)
-                .map_err(|error| ApiError::invalid(name, format!("{name}: {error}"))),
-        }
+    pub fn take<T: Kind>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
+        let value = match self.0.remove(name) {
+            None | Some(Value::Null) => return Ok(None),
+            Some(value) => value,
+        };
+        let huge = value.as_f64().is_some_and(|value| value.abs() > MAX_WHOLE);
+        serde_json::from_value(value).map(Some).map_err(|_| {
+            let problem = if huge { "is out of range: it " } else { "" };
+            ApiError::invalid(name, format!("{name} {problem}must be {}", T::KIND))
+        })
     }
 
     /// Sees to it that nothing is left that would change the answer.
@@ -72,7 +116,11 @@ impl Fields {
                 || neutral.is_some_and(|(_, values)| values.contains(&value.to_string().as_str()));
             match (ok, neutral) {
                 (true, _) => {}
-                (false, Some(_)) => return Err(ApiError::unsupported(name)),
+                (false, Some((_, []))) => return Err(ApiError::unsupported(name, "leave it out")),
+                (false, Some((_, values))) => {
+                    let way_out = format!("it must be {}, or left out", values.join(" or "));
+                    return Err(ApiError::unsupported(name, &way_out));
+                }
                 (false, None) => {
                     let message = format!("{name} is not a field that this server knows");
                     return Err(ApiError::invalid(name, message));

@@ -1,19 +1,12 @@
 //! The sampling parameters of a request: the same fields in both endpoints.
 
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, Kind, OneOrMany};
 use paceline_engine::SamplingParams;
 use paceline_model::TokenId;
 use serde::Deserialize;
+use serde_json::Number;
 use std::collections::BTreeMap;
-
-/// One value, or a list of them.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum OneOrMany<T> {
-    One(T),
-    Many(Vec<T>),
-}
 
 /// How the answer comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +15,24 @@ pub(super) struct Delivery {
     pub stream: bool,
     /// A stream ends with the usage.
     pub include_usage: bool,
+}
+
+/// A seed: any whole number of 64 bits; those below 0 count from the end of the range.
+#[derive(Deserialize)]
+#[serde(try_from = "Number")]
+struct Seed(u64);
+
+impl TryFrom<Number> for Seed {
+    type Error = &'static str;
+
+    fn try_from(number: Number) -> Result<Seed, &'static str> {
+        let bits = number.as_u64().or_else(|| number.as_i64().map(i64::cast_unsigned));
+        bits.map(Seed).ok_or(Seed::KIND)
+    }
+}
+
+impl Kind for Seed {
+    const KIND: &'static str = "a whole number of 64 bits";
 }
 
 /// Takes the sampling parameters; what is absent stays as in `defaults`. The fields for
@@ -46,11 +57,7 @@ pub(super) fn take(
                 .map_err(|_| ApiError::invalid("top_k", "top_k must be -1, 0 or more"))?,
         };
     }
-    if let Some(seed) = fields.take::<serde_json::Number>("seed")? {
-        let bits = seed.as_u64().or_else(|| seed.as_i64().map(i64::cast_unsigned));
-        let seed = bits.ok_or_else(|| ApiError::invalid("seed", "seed must be an integer"))?;
-        params.seed = Some(seed);
-    }
+    params.seed = fields.take("seed")?.map(|Seed(bits)| bits).or(params.seed);
     if let Some(stop) = fields.take("stop")? {
         params.stop = match stop {
             OneOrMany::One(stop) => vec![stop],
@@ -71,7 +78,8 @@ pub(super) fn take(
     params.prompt_logprobs = fields.take("prompt_logprobs")?;
     let best_of: Option<usize> = fields.take("best_of")?;
     if best_of.is_some_and(|best_of| best_of != params.n) {
-        return Err(ApiError::unsupported("best_of"));
+        let way_out = format!("it must be {}, which is n, or left out", params.n);
+        return Err(ApiError::unsupported("best_of", &way_out));
     }
     Ok(params)
 }
@@ -85,6 +93,9 @@ pub(super) fn take_delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
         include_usage: bool,
         #[serde(default, rename = "include_obfuscation")]
         _include_obfuscation: bool,
+    }
+    impl Kind for Options {
+        const KIND: &'static str = "an object with include_usage, which is true or false";
     }
     let stream: bool = fields.take("stream")?.unwrap_or(false);
     let options: Option<Options> = fields.take("stream_options")?;

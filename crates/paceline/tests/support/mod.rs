@@ -89,7 +89,19 @@ impl Ran {
     /// Asserts failure with code 1 and one line on stderr that holds each of `parts`.
     #[track_caller]
     pub fn fails_with(self, parts: &[&str]) -> Ran {
-        assert_eq!(self.code, Some(1), "{self:?}");
+        self.ends_with_one_line(1, parts)
+    }
+
+    /// The same with code 2.
+    #[track_caller]
+    pub fn refused_with(self, parts: &[&str]) -> Ran {
+        self.ends_with_one_line(2, parts)
+    }
+
+    #[track_caller]
+    fn ends_with_one_line(self, code: i32, parts: &[&str]) -> Ran {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert!(self.out.is_empty(), "{self:?}");
         assert_eq!(self.err.lines().count(), 1, "not one line: {self:?}");
         for part in parts {
             assert!(self.err.contains(part), "{part:?} is not in {self:?}");

@@ -1,0 +1,144 @@
+//! Reading the command line. What is wrong with it becomes one line.
+
+use crate::args::Args;
+use clap::error::{ContextKind, ErrorKind};
+use clap::{Arg, Command, CommandFactory, FromArgMatches};
+use paceline::Error;
+
+/// The command line asks for what cannot be.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct UsageError(pub String);
+
+/// Flags that the help of `run` and `chat` leaves to the one line that names them.
+const RARE: [&str; 6] = [
+    "min_tokens",
+    "stop_token_id",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "no_prefix_cache",
+];
+
+/// Reads the command line and the environment. Asked for help or the version, prints it and ends
+/// the program.
+///
+/// # Errors
+/// If it is not understood.
+pub fn parse() -> Result<Args, UsageError> {
+    let read = command().try_get_matches().and_then(|found| Args::from_arg_matches(&found));
+    read.map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp
+        | ErrorKind::DisplayVersion
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
+        _ => UsageError(one_line(&error)),
+    })
+}
+
+fn command() -> Command {
+    let mut command = Args::command().mut_subcommands(|command| {
+        command
+            .allow_negative_numbers(true)
+            .help_template("{about-with-newline}{usage-heading} {usage}\n\n{all-args}{after-help}")
+            .mut_args(without_empty_variable)
+    });
+    for name in ["run", "chat"] {
+        command = command.mut_subcommand(name, |command| {
+            command.mut_args(|arg| match RARE.contains(&arg.get_id().as_str()) {
+                true => arg.hide(true),
+                false => arg,
+            })
+        });
+    }
+    command
+}
+
+/// A variable that is set to nothing says nothing.
+fn without_empty_variable(arg: Arg) -> Arg {
+    let value = arg.get_env().and_then(std::env::var_os);
+    if value.is_some_and(|value| value.is_empty()) { arg.env(None::<&str>) } else { arg }
+}
+
+/// What is wrong, and where to read more.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let said = text.lines().map(str::trim).take_while(|line| {
+        !line.starts_with("Usage: ") && !line.starts_with("For more information")
+    });
+    let mut line = String::new();
+    for part in said.filter(|part| !part.is_empty()) {
+        let part = match part.strip_prefix("tip: ") {
+            Some(tip) => format!("; {tip}"),
+            None => format!(" {}", part.strip_prefix("error: ").unwrap_or(part)),
+        };
+        line += &part;
+    }
+    let flag = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
+    if let Some(name) = variable_of(&flag) {
+        line += &format!(" (from {name})");
+    }
+    let subcommand = std::env::args().nth(1).unwrap_or_default();
+    let of = match Args::command().find_subcommand(&subcommand) {
+        Some(command) => format!("{} ", command.get_name()),
+        None => String::new(),
+    };
+    format!("{}; `paceline {of}--help` shows the usage", line.trim())
+}
+
+/// The variable that `--flag <VALUE>` came from, if it did.
+fn variable_of(flag: &str) -> Option<String> {
+    let flag = flag.split(' ').next()?;
+    let name = flag.strip_prefix("--")?.replace('-', "_").to_ascii_uppercase();
+    let name = format!("PACELINE_{name}");
+    let typed = std::env::args().any(|arg| arg.split('=').next() == Some(flag));
+    (!typed && std::env::var_os(&name).is_some()).then_some(name)
+}
+
+/// The error of a setting or a parameter that was given as a flag.
+pub fn of_flag(error: impl Into<Error>) -> UsageError {
+    let error = error.into();
+    let field = match &error {
+        Error::Invalid(invalid) => invalid.field(),
+        Error::Engine(paceline::EngineError::Config { field, .. }) => field,
+        Error::Kv(_) => return UsageError(format!("--block-size: {error}")),
+        _ => return UsageError(error.to_string()),
+    };
+    let flag = match field {
+        "stop_token_ids" => "stop-token-id".to_owned(),
+        field => field.replace('_', "-"),
+    };
+    UsageError(error.to_string().replacen(field, &format!("--{flag}"), 1))
+}
+
+/// A whole number.
+pub fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    let is_whole = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    match text.parse::<u64>().map(T::try_from) {
+        Ok(Ok(value)) => Ok(value),
+        _ if is_whole => Err("it is too large".to_owned()),
+        _ => Err("it must be a whole number of at least 0".to_owned()),
+    }
+}
+
+/// A whole number over 0.
+pub fn positive<T: TryFrom<u64> + Default + PartialEq>(text: &str) -> Result<T, String> {
+    match whole(text) {
+        Ok(value) if value == T::default() => Err("it must be at least 1".to_owned()),
+        value => value,
+    }
+}
+
+/// How many of the likeliest tokens are kept: 0 and -1 are all.
+pub fn top_k(text: &str) -> Result<usize, String> {
+    if text == "-1" { Ok(0) } else { whole(text) }
+}
+
+/// A seed: any whole number of 64 bits; those below 0 count from the end of the range.
+pub fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map(i64::cast_unsigned).or_else(|_| whole(text))
+}
+
+/// A number.
+pub fn number(text: &str) -> Result<f32, String> {
+    text.parse().map_err(|_| "it must be a number".to_owned())
+}
