@@ -198,9 +198,14 @@ fn the_alignment_is_checked() {
         let file = GgufFile::from_bytes(Gguf { alignment: good, ..file }.bytes()).unwrap();
         assert_eq!(file.tensor_bytes("matrix").unwrap(), [2; 136]);
     }
-    for bad in [Value::U32(0), Value::U32(33), Value::U64(1 << 40), Value::U64(1 << 63)] {
+    for (bad, problem) in [
+        (Value::U32(0), "is 0, which is no power of two"),
+        (Value::U32(33), "is 33, which is no power of two"),
+        (Value::U32(1 << 31), "is 2147483648, more than 1073741824"),
+        (Value::U64(u64::MAX), "is 18446744073709551615, more than 1073741824"),
+    ] {
         let message = error(&small().with("general.alignment", bad));
-        assert!(message.contains("which is no power of two"), "{message}");
+        assert!(message.contains(problem), "{message}");
     }
     let message = error(&small().with("general.alignment", Value::F32(32.0)));
     assert!(message.contains("expected a non-negative integer"), "{message}");

@@ -123,21 +123,6 @@ fn gguf_numbers_are_checked() {
             "rope.dimension_count is 7: the rotated part of a head must be even",
         ),
         ("expert_count", Value::U32(8), "expert_count is 8: mixtures of experts are not supported"),
-        (
-            "attention.layer_norm_rms_epsilon",
-            Value::F32(0.0),
-            "attention.layer_norm_rms_epsilon is 0: expected a positive number",
-        ),
-        (
-            "attention.layer_norm_rms_epsilon",
-            Value::F32(f32::NAN),
-            "attention.layer_norm_rms_epsilon is NaN: expected a positive number",
-        ),
-        (
-            "rope.freq_base",
-            Value::F32(f32::INFINITY),
-            "rope.freq_base is inf: expected a positive number",
-        ),
         ("rope.freq_base", text("x"), "rope.freq_base is the string \"x\", expected a number"),
         (
             "rope.scaling.type",
@@ -158,6 +143,48 @@ fn gguf_numbers_are_checked() {
     ];
     for (name, value, expected) in cases {
         assert_eq!(message(name, value), expected);
+    }
+    let shown = |value: f32| match value {
+        0.0 | -1.0 => value.to_string(),
+        value => format!("{value:e}"),
+    };
+    for (name, range) in [
+        ("attention.layer_norm_rms_epsilon", "a positive number, 1e-12 to 1e12"),
+        ("attention.scale", "a positive number, 1e-12 to 1e12"),
+        ("attn_logit_softcapping", "a positive number, 1e-12 to 1e12"),
+        ("final_logit_softcapping", "a positive number, 1e-12 to 1e12"),
+        ("rope.scaling.factor", "a positive number, 1e-12 to 1e12"),
+        ("rope.scale_linear", "a positive number, 1e-12 to 1e12"),
+        ("rope.freq_base", "1 to 1e12"),
+    ] {
+        for bad in [-1.0, 1e-40, 1e30, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let expected = format!("{name} is {}: expected {range}", shown(bad));
+            assert_eq!(message(name, Value::F32(bad)), expected);
+        }
+    }
+    let huge = message("rope.freq_base", Value::F64(1e300));
+    assert_eq!(huge, "rope.freq_base is inf: expected 1 to 1e12");
+    // Without any effect a number may be 0, as llama.cpp has it; others may not.
+    for name in ["attn_logit_softcapping", "rope.scaling.factor", "attention.scale"] {
+        let file = gguf("llama").set(&format!("llama.{name}"), Value::F32(0.0));
+        read_gguf(&file).unwrap();
+    }
+    for name in ["rope.freq_base", "attention.layer_norm_rms_epsilon"] {
+        let message = message(name, Value::F32(0.0));
+        assert!(message.starts_with(&format!("{name} is 0: expected ")), "{message}");
+    }
+    let swa = "gemma3.rope.freq_base_swa";
+    let error = read_gguf(&gguf("gemma3").with(swa, Value::F32(0.0))).unwrap_err();
+    assert_eq!(error, format!("key {swa} is 0: expected 1 to 1e12"));
+    let tokens = "tokenizer.ggml.tokens";
+    let none = Value::Array(Array::Strings(Strings::default()));
+    for (value, problem) in [
+        (none, "an array of 0: expected 1 to 16777216 tokens"),
+        (Value::Array(Array::U32(vec![7])), "an array of 1 uint32, expected an array of string"),
+        (Value::U32(3), "the uint32 3, expected an array of string"),
+    ] {
+        let error = read_gguf(&gguf("llama").set(tokens, value)).unwrap_err();
+        assert_eq!(error, format!("key {tokens} is {problem}"));
     }
     for key in ["bos_token_id", "eos_token_id", "eot_token_id"] {
         let key = format!("tokenizer.ggml.{key}");
@@ -206,7 +233,7 @@ fn gguf_divisors_are_the_tensor_of_llama_3() {
         read_gguf(&tensor(&divisors[..8])).unwrap_err(),
         format!("{place} is F32 [8], expected F32 [16]: the file is corrupt")
     );
-    for bad in [0.0, f32::NAN, -1.0, f32::INFINITY] {
+    for bad in [0.0, f32::NAN, -1.0, f32::INFINITY, 1e30] {
         divisors[3] = bad;
         let message = read_gguf(&tensor(&divisors)).unwrap_err();
         assert_eq!(message, format!("{place} has the value {bad}: the file is corrupt"));
@@ -540,7 +567,11 @@ fn configs_are_checked() {
         ("head_dim", json!(63), "key head_dim is 63: a head size must be even"),
         ("vocab_size", json!(-1), "key vocab_size is -1, expected a non-negative integer"),
         ("hidden_act", json!("relu"), "key hidden_act is relu: supported is silu"),
-        ("rms_norm_eps", json!(0), "key rms_norm_eps is 0: expected a positive number"),
+        (
+            "rms_norm_eps",
+            json!(0),
+            "key rms_norm_eps is 0: expected a positive number, 1e-12 to 1e12",
+        ),
         (
             "eos_token_id",
             json!([1, "x"]),
@@ -568,7 +599,15 @@ fn configs_are_checked() {
         (
             "partial_rotary_factor",
             json!(1e30),
-            "key partial_rotary_factor is 18446744073709551615: expected 1 to 64",
+            "key partial_rotary_factor is 1e30: expected over 0 and up to 1",
+        ),
+        ("rope_theta", json!(0), "key rope_theta is 0: expected 1 to 1e12"),
+        ("rope_theta", json!(-1), "key rope_theta is -1: expected 1 to 1e12"),
+        ("rope_theta", json!(1e300), "key rope_theta is inf: expected 1 to 1e12"),
+        (
+            "rope_scaling",
+            json!({"rope_type": "linear", "factor": 1e-40}),
+            "key factor is 1e-40: expected a positive number, 1e-12 to 1e12",
         ),
     ];
     for (key, value, expected) in cases {

@@ -132,6 +132,12 @@ fn a_directory_that_is_no_model_is_named() {
         error(&folder, "model"),
         format!("model: a directory without model.safetensors: {way_out}")
     );
+    write_safetensors(&dir.join("model.safetensors"), &[]);
+    assert_eq!(
+        error(&folder, "model"),
+        "model: safetensors without a tensor: fetch the model again"
+    );
+    fs::remove_file(dir.join("model.safetensors")).unwrap();
     fs::write(dir.join("pytorch_model.bin"), "").unwrap();
     assert_eq!(
         error(&folder, "model"),

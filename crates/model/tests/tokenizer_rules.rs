@@ -264,6 +264,31 @@ fn vocabularies_that_cannot_be_used_say_why() {
     let none = with("tokens", Value::Array(Array::Strings(Default::default())));
     assert_eq!(none, "the vocabulary has 0 tokens: there must be between 1 and 2^31 - 1");
     assert!(with("merges", Value::U32(1)).starts_with("key tokenizer.ggml.merges is "));
+    for merge in ["a", "", " ", " a", "a ", "ab\n"] {
+        let merges = ["a b", merge].iter().collect();
+        assert_eq!(
+            with("merges", Value::Array(Array::Strings(merges))),
+            format!(
+                "tokenizer.ggml.merges[1] is \"{}\", not two symbols with a space between: the file is damaged",
+                merge.escape_debug()
+            )
+        );
+    }
+    for id in ["bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "mask", "fim_pre"] {
+        let key = format!("{id}_token_id");
+        let problem = "the vocabulary has 256 tokens";
+        assert_eq!(
+            with(&key, Value::U32(256)),
+            format!("key tokenizer.ggml.{key} is 256: {problem}")
+        );
+        let negative = with(&key, Value::I32(-1));
+        assert!(negative.contains(&key) && negative.contains("int32 -1"), "{negative}");
+    }
+    let tokens = [("a".to_owned(), 1, 0.0), ("b".to_owned(), 1, f32::NAN)];
+    assert_eq!(
+        error(&vocab("llama", &tokens, &[])),
+        "tokenizer.ggml.scores[1] is not a number: the file is damaged"
+    );
     assert!(matches!(
         Tokenizer::from_directory(std::path::Path::new("/nowhere")),
         Err(TokenizerError::File { .. })
@@ -272,20 +297,16 @@ fn vocabularies_that_cannot_be_used_say_why() {
 
 #[test]
 fn odd_metadata_are_survived() {
-    // Ids outside the vocabulary, duplicate and empty tokens, merges that name nothing.
+    // Duplicate and empty tokens, endless scores, merges that name nothing.
     let mut tokens = byte_tokens();
     tokens.extend([
-        ("".to_owned(), 3, f32::NAN),
-        ("a".to_owned(), 1, f32::NAN),
+        ("".to_owned(), 3, f32::INFINITY),
+        ("a".to_owned(), 1, f32::NEG_INFINITY),
         ("<s>".to_owned(), 9, 0.0),
     ]);
-    let merges = ["a", " ", "", "a  b", "x y", "中 文", "a b c"].map(String::from);
+    let merges = ["a  b", "  b", "x y", "中 文", "a b c"].map(String::from);
     for model in ["gpt2", "llama", "gemma4"] {
-        let mut metadata = vocab(model, &tokens, &merges);
-        for key in ["bos", "eos", "eot", "eom", "unknown"] {
-            put(&mut metadata, &format!("{key}_token_id"), Value::U64(u64::MAX));
-        }
-        let tokenizer = Tokenizer::from_gguf(&metadata).unwrap();
+        let tokenizer = Tokenizer::from_gguf(&vocab(model, &tokens, &merges)).unwrap();
         let n = tokenizer.vocab_len() as u32;
         for text in ["", "abc xy 中文 <s> \u{fdd0}", "\0\n"] {
             for special in [Special::Parse, Special::Plain] {

@@ -1,11 +1,12 @@
 //! The cache folder, where fetched models live: `FOLDER/models/NAME.gguf`.
 //!
-//! A file has its final name only when it is whole. On its way it is `models/.NAME.part`, and
-//! `models/.NAME.lock` keeps two processes from fetching the same model at once.
+//! A file has its final name only when it is whole. On its way it is `models/.NAME.part`, and while
+//! it is, `models/.NAME.lock` keeps two processes from fetching the same model at once.
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Why the cache could not be used.
@@ -124,15 +125,10 @@ impl Cache {
         if !self.models.is_dir() {
             return Err(absent());
         }
-        let lock = self.lock_path(name);
-        let _held = match File::create(&lock).map(|file| (file.try_lock(), file)) {
-            Ok((Err(TryLockError::WouldBlock), _)) => {
-                return Err(CacheError::Busy(name.to_owned()));
-            }
-            // A file system without locks, or a folder that we may not write: the deletion below
-            // says what is wrong.
-            Ok((_, file)) => Some(file),
-            Err(_) => None,
+        let _lock = match self.acquire(name, &mut || Err(CacheError::Busy(name.to_owned()))) {
+            Err(error @ CacheError::Busy(_)) => return Err(error),
+            // A folder that we may not write: the deletion below says what is wrong.
+            lock => lock.ok(),
         };
         let mut freed = None;
         for file in [path, self.partial_path(name)] {
@@ -140,7 +136,8 @@ impl Cache {
             fs::remove_file(&file).map_err(|error| CacheError::Io { path: file, error })?;
             freed = Some(freed.unwrap_or(0) + bytes);
         }
-        // The lock file stays: another process may be waiting for it.
+        // What a pull that was killed had downloaded; there is none, mostly.
+        let _ = fs::remove_dir_all(self.scratch_path(name));
         freed.ok_or_else(absent)
     }
 
@@ -154,37 +151,66 @@ impl Cache {
         self.models.join(format!(".{name}.wheels"))
     }
 
-    fn lock_path(&self, name: &str) -> PathBuf {
-        self.models.join(format!(".{name}.lock"))
-    }
-
     /// The right to fetch a model: while it is held, no other process fetches it. `wait` is called
     /// before waiting for another's.
     ///
     /// # Errors
     /// If the folder or the lock file cannot be made.
-    pub(crate) fn lock(&self, name: &str, wait: impl FnOnce()) -> Result<File, CacheError> {
+    pub(crate) fn lock(&self, name: &str, wait: impl FnOnce()) -> Result<Lock, CacheError> {
         check_name(name)?;
-        let io = |path: &Path| {
-            let path = path.to_owned();
-            move |error| CacheError::Io { path, error }
-        };
-        fs::create_dir_all(&self.models).map_err(io(&self.models))?;
-        let path = self.lock_path(name);
-        let file = File::create(&path).map_err(io(&path))?;
-        match file.try_lock() {
-            Ok(()) => Ok(file),
-            Err(TryLockError::WouldBlock) => {
+        fs::create_dir_all(&self.models)
+            .map_err(|error| CacheError::Io { path: self.models.clone(), error })?;
+        let mut wait = Some(wait);
+        self.acquire(name, &mut || {
+            if let Some(wait) = wait.take() {
                 wait();
-                file.lock().map_err(io(&path))?;
-                Ok(file)
             }
-            // A file system without locks: go on, as the rename at the end is atomic anyway.
-            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
-                Ok(file)
+            Ok(())
+        })
+    }
+
+    /// Takes the lock of a model. Where another process has it, `wait` is asked whether to wait.
+    fn acquire(
+        &self,
+        name: &str,
+        wait: &mut dyn FnMut() -> Result<(), CacheError>,
+    ) -> Result<Lock, CacheError> {
+        let path = self.models.join(format!(".{name}.lock"));
+        let io = |error| CacheError::Io { path: path.clone(), error };
+        loop {
+            let file = File::create(&path).map_err(io)?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    wait()?;
+                    file.lock().map_err(io)?;
+                }
+                // A file system without locks: go on, as the rename at the end is atomic anyway.
+                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
+                Err(TryLockError::Error(error)) => return Err(io(error)),
             }
-            Err(TryLockError::Error(error)) => Err(io(&path)(error)),
+            // Who had the lock before has deleted its file. Then this is a lock on nothing that
+            // others find, and the race is for the file that has the name now.
+            let inode = |data: fs::Metadata| (data.dev(), data.ino());
+            let ours = file.metadata().map(inode).map_err(io)?;
+            if fs::metadata(&path).is_ok_and(|now| inode(now) == ours) {
+                return Ok(Lock { path, _file: file });
+            }
         }
+    }
+}
+
+/// A model's lock: its file is there as long as it is held.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Before the lock goes with the file: nobody else's is deleted.
+        let _ = fs::remove_file(&self.path);
     }
 }
 
@@ -208,6 +234,7 @@ fn folder_from(var: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
     #[test]
     fn the_folder_comes_from_the_first_variable_that_is_set() {
@@ -221,6 +248,37 @@ mod tests {
         assert_eq!(folder(&all[..2]), Some("/x/paceline".into()));
         assert_eq!(folder(&all[..1]), Some("/h/.cache/paceline".into()));
         assert_eq!(folder(&[]), None);
+    }
+
+    #[test]
+    fn one_at_a_time_has_the_lock_and_nothing_is_left_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::new(folder.path());
+        let (held, waited) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        // Each lock is a file description of its own, so that threads exclude each other as
+        // processes do.
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let wait = || {
+                            waited.fetch_add(1, SeqCst);
+                        };
+                        let lock = cache.lock("tiny", wait).unwrap();
+                        assert_eq!(held.fetch_add(1, SeqCst), 0);
+                        std::thread::yield_now();
+                        held.fetch_sub(1, SeqCst);
+                        drop(lock);
+                    }
+                });
+            }
+        });
+        let lock = cache.lock("tiny", || {}).unwrap();
+        assert!(matches!(cache.remove("tiny"), Err(CacheError::Busy(_))));
+        drop(lock);
+        assert!(matches!(cache.remove("tiny"), Err(CacheError::Absent { .. })));
+        assert!(waited.into_inner() > 0, "nobody met another");
+        assert_eq!(fs::read_dir(cache.models()).unwrap().count(), 0);
     }
 
     #[test]

@@ -376,6 +376,39 @@ fn inspect_shows_what_a_file_holds() {
     assert_eq!(facts["kv_bytes_per_1000_tokens"]["f16"], 30 * 3 * 64 * 2 * 2 * 1000);
 }
 
+#[test]
+fn inspect_refuses_what_cannot_run() {
+    let home = Home::new();
+    let config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 3,
+        "max_position_embeddings": 64,
+    });
+    home.file("model/config.json", config.to_string());
+    let safetensors = |header: &str, data: &[u8]| {
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat();
+        home.file("model/model.safetensors", bytes);
+    };
+    safetensors("{}", b"");
+    home.run(["inspect", "model"]).fails_with(&["model", "without a tensor"]);
+    safetensors(r#"{"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}"#, &[0; 4]);
+    home.run(["inspect", "model"]).fails_with(&["model/tokenizer.json"]);
+    home.file("model/tokenizer.json", "{\"model\":");
+    home.run(["inspect", "model"]).fails_with(&["model/tokenizer.json"]);
+    home.file("model/tokenizer.json", "{}");
+    home.run(["inspect", "model", "--json"]).fails_with(&["model/tokenizer.json"]);
+    let tokenizer =
+        r#"{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}}"#;
+    home.file("model/tokenizer.json", tokenizer);
+    home.file("model/tokenizer_config.json", "[");
+    home.run(["inspect", "model"]).fails_with(&["model/tokenizer_config.json"]);
+    home.file("model/tokenizer_config.json", r#"{"chat_template": "{% for %}"}"#);
+    home.run(["inspect", "model"]).fails_with(&["model", "chat template"]);
+    home.file("model/tokenizer_config.json", "{}");
+    let shown = home.run(["inspect", "model"]).succeeds().out;
+    assert!(shown.contains("1 layers"), "{shown}");
+}
+
 /// `paceline serve` on a free port, with its address and what it said before.
 fn serve(home: &Home, model: &str) -> (Child, String, String) {
     let mut child = home

@@ -25,6 +25,8 @@ pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 
 /// Bytes to which tensors are aligned when `general.alignment` does not say.
 const DEFAULT_ALIGNMENT: u64 = 32;
+/// Files have pages of kilobytes at most; this only keeps sums in range.
+const MAX_ALIGNMENT: u64 = 1 << 30;
 /// ggml has no tensor of more dimensions.
 const MAX_DIMS: u32 = 4;
 /// The specification's limit for keys. Tensor names are shorter still.
@@ -151,10 +153,16 @@ impl Head {
 
         let alignment = match metadata.get_u64("general.alignment")? {
             None => DEFAULT_ALIGNMENT,
-            Some(alignment) if alignment.is_power_of_two() && alignment <= 1 << 30 => alignment,
+            Some(alignment) if alignment.is_power_of_two() && alignment <= MAX_ALIGNMENT => {
+                alignment
+            }
             Some(alignment) => {
                 reader.place = "general.alignment".to_owned();
-                return Err(reader.corrupt(format!("is {alignment}, which is no power of two")));
+                let problem = match alignment > MAX_ALIGNMENT {
+                    true => format!("more than {MAX_ALIGNMENT}"),
+                    false => "which is no power of two".to_owned(),
+                };
+                return Err(reader.corrupt(format!("is {alignment}, {problem}")));
             }
         };
 

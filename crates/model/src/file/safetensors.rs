@@ -88,6 +88,10 @@ impl SafetensorsDir {
             let way_out = "convert the weights to safetensors, or use a .gguf file";
             return Err(Fault::Recognised { what, way_out }.at(path));
         }
+        if dir.tensors.is_empty() {
+            let (what, way_out) = ("safetensors without a tensor", "fetch the model again");
+            return Err(Fault::Recognised { what, way_out }.at(path));
+        }
         Ok(dir)
     }
 

@@ -127,13 +127,13 @@ fn read_rope(
     let global = Keys(parameters.object("full_attention")?.unwrap_or(parameters.0));
 
     let default_base = if family.name == GEMMA3 { 1_000_000.0 } else { 10_000.0 };
-    let base = match global.positive("rope_theta")? {
+    let base = match global.rope_base("rope_theta")? {
         Some(base) => base,
-        None => keys.positive("rope_theta")?.unwrap_or(default_base),
+        None => keys.rope_base("rope_theta")?.unwrap_or(default_base),
     };
     let local_base = match (family.name, &local) {
-        (GEMMA3, Some(local)) => local.positive("rope_theta")?,
-        (GEMMA3, None) => keys.positive("rope_local_base_freq")?,
+        (GEMMA3, Some(local)) => local.rope_base("rope_theta")?,
+        (GEMMA3, None) => keys.rope_base("rope_local_base_freq")?,
         _ => None,
     };
     if let Some(local) = &local
@@ -146,6 +146,9 @@ fn read_rope(
         Some(partial) => partial,
         None => keys.f32("partial_rotary_factor")?.unwrap_or(1.0),
     };
+    if !(0.0..=1.0).contains(&partial) {
+        return Err(wrong("partial_rotary_factor", number(partial), "expected over 0 and up to 1"));
+    }
     let dim = rope_dim("partial_rotary_factor", (head_size as f32 * partial) as usize, head_size)?;
     Ok(RopeMeta {
         base,
@@ -354,6 +357,10 @@ impl<'a> Keys<'a> {
 
     fn positive(&self, key: &str) -> Result<Option<f32>, KeyError> {
         self.f32(key)?.map(|value| positive(key, value)).transpose()
+    }
+
+    fn rope_base(&self, key: &str) -> Result<Option<f32>, KeyError> {
+        self.f32(key)?.map(|value| rope_base(key, value)).transpose()
     }
 
     fn bool(&self, key: &str) -> Result<Option<bool>, KeyError> {

@@ -2,7 +2,7 @@
 //! llama.cpp's converters.
 
 use super::*;
-use crate::file::{Array, Fault, GgufFile, Metadata, Value};
+use crate::file::{Array, Fault, GgufFile, Metadata, Strings, Value};
 use paceline_kernels::DType;
 
 const ROPE_DIVISORS: &str = "rope_freqs.weight";
@@ -39,9 +39,14 @@ pub(super) fn read(file: &GgufFile) -> Result<ModelMeta, Fault> {
     }
 
     let tokens = "tokenizer.ggml.tokens";
-    let vocab_len = match metadata.get(tokens) {
-        Some(Value::Array(array)) => size(tokens, array.len(), MAX_VOCAB_LEN)?,
-        _ => keys.size("vocab_size", MAX_VOCAB_LEN)?,
+    let vocab_len = match metadata.get_strings(tokens)?.map(Strings::len) {
+        Some(n @ 1..=MAX_VOCAB_LEN) => n,
+        Some(n) => {
+            let value = format!("an array of {n}");
+            let problem = format!("expected 1 to {MAX_VOCAB_LEN} tokens");
+            return Err(wrong(tokens, value, problem).into());
+        }
+        None => keys.size("vocab_size", MAX_VOCAB_LEN)?,
     };
     let mut context_len = keys.size("context_length", MAX_CONTEXT_LEN)?;
     let rope = read_rope(file, &keys, family, head_size, context_len)?;
@@ -117,7 +122,7 @@ impl Keys<'_> {
         size(&key, self.metadata.require_usize(&key)?, max)
     }
 
-    /// A number over 0; 0 counts as absent.
+    /// A number over 0; 0 counts as absent, as for llama.cpp.
     fn positive(&self, name: &str) -> Result<Option<f32>, KeyError> {
         let key = self.of(name);
         let value = self.metadata.get_f32(&key)?.filter(|&value| value != 0.0);
@@ -174,12 +179,16 @@ fn read_rope(
         }
     };
 
+    let base = |name: &str| {
+        let key = keys.of(name);
+        metadata.get_f32(&key)?.map_or(Ok(10_000.0), |value| rope_base(&key, value))
+    };
     let local_base = match family.name {
-        GEMMA3 => Some(keys.positive("rope.freq_base_swa")?.unwrap_or(10_000.0)),
+        GEMMA3 => Some(base("rope.freq_base_swa")?),
         _ => None,
     };
     Ok(RopeMeta {
-        base: keys.positive("rope.freq_base")?.unwrap_or(10_000.0),
+        base: base("rope.freq_base")?,
         local_base,
         dim,
         style: family.gguf_style,
@@ -198,7 +207,7 @@ fn read_divisors(file: &GgufFile, dim: usize) -> Result<Option<Vec<f32>>, Fault>
     }
     let (values, _) = tensor.bytes.as_chunks();
     let divisors: Vec<f32> = values.iter().map(|&value| f32::from_le_bytes(value)).collect();
-    match divisors.iter().find(|&&value| !(value > 0.0 && value.is_finite())) {
+    match divisors.iter().find(|value| !SENSIBLE.contains(value)) {
         Some(value) => Err(corrupt(format!("has the value {value}"))),
         None => Ok(Some(divisors)),
     }

@@ -9,6 +9,7 @@ mod gguf;
 use crate::TokenId;
 use crate::file::{FileError, KeyError, ModelFile, shown};
 pub use paceline_kernels::{Activation, RopeScaling, RopeStyle};
+use std::ops::RangeInclusive;
 
 /// A model's fixed numbers and facts.
 #[derive(Debug, Clone, PartialEq)]
@@ -221,11 +222,31 @@ fn size(key: &str, value: usize, max: usize) -> Result<usize, KeyError> {
     }
 }
 
-/// A number over 0 and up to 1e12.
+/// The numbers that make sense as a scale, a base or an addend: all that is computed with them is
+/// finite.
+const SENSIBLE: RangeInclusive<f32> = 1e-12..=1e12;
+
+/// A number over 0, neither tiny nor huge.
 fn positive(key: &str, value: f32) -> Result<f32, KeyError> {
-    match value > 0.0 && value <= 1e12 {
+    match SENSIBLE.contains(&value) {
         true => Ok(value),
-        false => Err(wrong(key, value, "expected a positive number")),
+        false => Err(wrong(key, number(value), "expected a positive number, 1e-12 to 1e12")),
+    }
+}
+
+/// The base of the rotary embedding: below 1 the angles would grow with the pair.
+fn rope_base(key: &str, value: f32) -> Result<f32, KeyError> {
+    match (1.0..=*SENSIBLE.end()).contains(&value) {
+        true => Ok(value),
+        false => Err(wrong(key, number(value), "expected 1 to 1e12")),
+    }
+}
+
+/// A number as one would write it.
+fn number(value: f32) -> String {
+    match value.abs() {
+        0.0 | 1e-4..1e7 => value.to_string(),
+        _ => format!("{value:e}"),
     }
 }
 
@@ -264,7 +285,8 @@ fn rope_dim(key: &str, dim: usize, head_size: usize) -> Result<usize, KeyError> 
     }
 }
 
-fn token_id(key: &str, id: u32, vocab_len: usize) -> Result<TokenId, KeyError> {
+/// Checks that a token is one of the vocabulary.
+pub(crate) fn token_id(key: &str, id: u32, vocab_len: usize) -> Result<TokenId, KeyError> {
     match (id as usize) < vocab_len {
         true => Ok(id),
         false => Err(wrong(key, id, format!("the vocabulary has {vocab_len} tokens"))),
@@ -293,7 +315,7 @@ impl SamplingDefaults {
         for (key, (value, least, most)) in keys.into_iter().zip(ranges) {
             if let Some(value) = value.filter(|value| !(least..=most).contains(value)) {
                 let from = if least > 0.0 { "over 0 and up to" } else { "0 to" };
-                return Err(wrong(key, value, format!("expected {from} {most}")));
+                return Err(wrong(key, number(value), format!("expected {from} {most}")));
             }
         }
         Ok(self)

@@ -1,10 +1,11 @@
 //! Byte-pair encoding after Sennrich et al. 2016, on the bytes of words (GPT-2) or on characters.
 
+use super::TokenizerError;
 use super::index::Index;
 use super::merge::{Merger, Merges, NO_SYMBOL, Symbol, parts_of};
 use super::split::{Row, Splitter};
 use crate::TokenId;
-use crate::file::Strings;
+use crate::file::{Strings, shown};
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 
@@ -63,7 +64,14 @@ pub(super) struct Bpe {
 
 impl Bpe {
     /// A model of `tokens` and `merges` ("left right", best first), both as written in the file.
-    pub fn new(row: &'static Row, tokens: &Strings, merges: &Strings) -> Bpe {
+    ///
+    /// # Errors
+    /// If a merge is not of two symbols.
+    pub fn new(
+        row: &'static Row,
+        tokens: &Strings,
+        merges: &Strings,
+    ) -> Result<Bpe, TokenizerError> {
         let n_tokens = tokens.len() as u32;
         let mut content = Vec::new();
         let read = |text: &[u8], content: &mut Vec<u8>| {
@@ -85,8 +93,13 @@ impl Bpe {
         let mut pairs = HashMap::with_capacity_and_hasher(merges.len(), RandomState::default());
         let (mut left, mut right, mut next) = (Vec::new(), Vec::new(), 0);
         for (rank, merge) in merges.iter().enumerate() {
-            let Some(space) = merge.iter().skip(1).position(|&b| b == b' ') else { continue };
-            if !read(&merge[..space + 1], &mut left) || !read(&merge[space + 2..], &mut right) {
+            // A symbol may begin with a space.
+            let space = merge.iter().skip(1).position(|&b| b == b' ').map(|i| i + 1);
+            let Some(space) = space.filter(|space| space + 1 < merge.len()) else {
+                let merge = shown(&String::from_utf8_lossy(merge));
+                return Err(TokenizerError::Merge { i: rank, merge });
+            };
+            if !read(&merge[..space], &mut left) || !read(&merge[space + 1..], &mut right) {
                 continue;
             }
             let mut number =
@@ -109,7 +122,7 @@ impl Bpe {
             };
             found.filter(|&id| id < n_tokens)
         });
-        Bpe {
+        Ok(Bpe {
             splitter: Splitter::new(row),
             row,
             symbols,
@@ -117,7 +130,7 @@ impl Bpe {
             pairs,
             byte_symbols,
             byte_tokens,
-        }
+        })
     }
 
     /// Appends the tokens of `text`, which holds no special tokens.

@@ -7,7 +7,8 @@ use super::split::ROWS;
 use super::spm::{SPACE, Spm};
 use super::{Kind, Model, Tokenizer, TokenizerError};
 use crate::TokenId;
-use crate::file::{Metadata, Strings, shown};
+use crate::file::{KeyError, Metadata, Strings, shown};
+use crate::meta::token_id;
 
 impl Tokenizer {
     /// The tokenizer that a GGUF file's metadata describe. Its ids are llama.cpp's.
@@ -34,10 +35,8 @@ impl Tokenizer {
         }
         let types = metadata.get_i32s("tokenizer.ggml.token_type")?.unwrap_or_default();
         check_len("token_type", types.len(), n)?;
-        let id = |key: &str| -> Result<Option<TokenId>, TokenizerError> {
-            let id = metadata.get_u64(&format!("tokenizer.ggml.{key}_token_id"))?;
-            Ok(id.filter(|&id| id < n as u64).map(|id| id as TokenId))
-        };
+        check_ids(metadata, n)?;
+        let id = |key: &str| metadata.get_u32(&format!("tokenizer.ggml.{key}_token_id"));
         let flag = |key: &str| metadata.get_bool(&format!("tokenizer.ggml.{key}"));
 
         let spm = model == "llama";
@@ -46,12 +45,15 @@ impl Tokenizer {
         let (model, raw, add_bos) = if spm {
             let scores = metadata.get_f32s("tokenizer.ggml.scores")?.unwrap_or_default();
             check_len("scores", scores.len(), n)?;
+            if let Some(i) = scores.iter().position(|score| score.is_nan()) {
+                return Err(TokenizerError::Score { i });
+            }
             (Model::Spm(Box::new(Spm::new(tokens, scores, unknown))), true, true)
         } else {
             let row = ROWS.iter().find(|row| row.names.contains(&pre));
             let row = row.ok_or_else(|| TokenizerError::UnknownPre { pre: shown(pre) })?;
             let merges = metadata.require_strings("tokenizer.ggml.merges")?;
-            (Model::Bpe(Box::new(Bpe::new(row, tokens, merges))), row.raw, row.add_bos)
+            (Model::Bpe(Box::new(Bpe::new(row, tokens, merges)?)), row.raw, row.add_bos)
         };
 
         let mut bytes = Strings::default();
@@ -137,6 +139,17 @@ impl Kind {
             _ => Kind::Normal,
         }
     }
+}
+
+/// Checks that every key that names a token names one of the `n` that there are.
+fn check_ids(metadata: &Metadata, n: usize) -> Result<(), KeyError> {
+    let names_token = |key: &&str| key.starts_with("tokenizer.ggml.") && key.ends_with("_token_id");
+    for key in metadata.iter().map(|(key, _)| key).filter(names_token) {
+        if let Some(id) = metadata.get_u32(key)? {
+            token_id(key, id, n)?;
+        }
+    }
+    Ok(())
 }
 
 fn check_len(list: &'static str, len: usize, n: usize) -> Result<(), TokenizerError> {

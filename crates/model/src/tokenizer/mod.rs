@@ -66,6 +66,22 @@ pub enum TokenizerError {
         /// What is wrong with it.
         problem: String,
     },
+    /// A merge is not of two symbols.
+    #[error(
+        "tokenizer.ggml.merges[{i}] is \"{merge}\", not two symbols with a space between: the file is damaged"
+    )]
+    Merge {
+        /// Its place.
+        i: usize,
+        /// What the file says.
+        merge: String,
+    },
+    /// A token has no place in the order of merges.
+    #[error("tokenizer.ggml.scores[{i}] is not a number: the file is damaged")]
+    Score {
+        /// Its place.
+        i: usize,
+    },
     /// A list that goes with the tokens is too short.
     #[error("tokenizer.ggml.{list} has {len} entries for {n} tokens: the file is damaged")]
     ListLen {

@@ -52,12 +52,11 @@ impl Home {
         Ran::of(self.command(args).output().unwrap())
     }
 
-    /// The names in the cache's folder of models, locks left out.
+    /// The names in the cache's folder of models, all of them.
     pub fn models(&self) -> Vec<String> {
         let Ok(folder) = std::fs::read_dir(self.path("cache/models")) else { return Vec::new() };
         let mut names: Vec<String> =
             folder.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
-        names.retain(|name| !name.ends_with(".lock"));
         names.sort();
         names
     }
