@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
 """Writes the tokenizer corpus and llama.cpp's token ids of it, for crates/model/tests/tokenizer.rs.
 
-    pip install llama-cpp-python==0.3.36
+    pip install llama-cpp-python==0.3.36 gguf
+    tools/fetch_test_data.py
     tools/make_tokenizer_corpus.py
 
 tests/tokenizer/corpus.json: texts, one a line, made here and always the same.
 tests/tokenizer/MODEL.ids: a line per text with a hash of its ids, then for some the ids: those with
 control tokens parsed, `|`, those with control tokens as plain text. Models are read from the cache.
+tests/tokenizer/pre.json: for each pre-tokenizer that it names, a hash of the ids of all shorter texts
+with Qwen's vocabulary (a line per text, control tokens as plain text). To add one, add its name.
 """
 
 import json
 import os
 import pathlib
 import random
+import tempfile
 
 OUT = pathlib.Path(__file__).parent.parent / "crates/model/tests/tokenizer"
 CACHE = pathlib.Path(
@@ -22,6 +26,7 @@ CACHE = pathlib.Path(
 MODELS = ["smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b"]
 N_TEXTS = 2400
 N_FULL = 240
+PRE_LEN = 300
 
 WORDS = """the a of and to in is that it was for on are as with his they at be this from have or by one had not
 but what all were when we there can an your which their said if do will each about how up out them then she
@@ -134,6 +139,41 @@ def fnv(text):
     return f"{h:016x}"
 
 
+def ids(model, text, parse):
+    return " ".join(map(str, model.tokenize(text.encode(), add_bos=False, special=parse)))
+
+
+def pre_tokenizers(corpus):
+    """Has llama.cpp cut the corpus with each pre-tokenizer."""
+    from gguf import GGUFReader, GGUFWriter
+    from llama_cpp import Llama
+
+    vocab = GGUFReader(CACHE / "test-data/llama.cpp-vocabs/ggml-vocab-qwen2.gguf").fields
+    strings = {
+        name: [bytes(vocab[f"tokenizer.ggml.{name}"].parts[i]) for i in vocab[f"tokenizer.ggml.{name}"].data]
+        for name in ("tokens", "merges")
+    }
+    hashes = {}
+    for pre in json.loads((OUT / "pre.json").read_text()):
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/vocab.gguf"
+            file = GGUFWriter(path, "qwen2")
+            file.add_tokenizer_model("gpt2")
+            file.add_tokenizer_pre(pre)
+            file.add_token_list(strings["tokens"])
+            file.add_token_merges(strings["merges"])
+            file.add_token_types(vocab["tokenizer.ggml.token_type"].contents())
+            file.add_bos_token_id(151643)
+            file.add_eos_token_id(151643)
+            file.write_header_to_file()
+            file.write_kv_data_to_file()
+            file.close()
+            model = Llama(model_path=path, vocab_only=True, verbose=False)
+            shorter = [text for text in corpus if len(text) < PRE_LEN]
+            hashes[pre] = fnv("\n".join(ids(model, text, False) for text in shorter))
+    (OUT / "pre.json").write_text(json.dumps(hashes, indent=2) + "\n")
+
+
 def main():
     unique = {}
     for text in texts():
@@ -152,13 +192,10 @@ def main():
         model = Llama(model_path=str(path), vocab_only=True, verbose=False)
         with open(OUT / f"{name}.ids", "w") as out:
             for i, text in enumerate(corpus):
-                both = [
-                    " ".join(map(str, model.tokenize(text.encode(), add_bos=False, special=parse)))
-                    for parse in (True, False)
-                ]
-                ids = "|".join(both)
-                full = i * N_FULL % N_TEXTS < N_FULL and len(ids) < 400
-                out.write(fnv(ids) + (f" {ids}" if full else "") + "\n")
+                both = "|".join(ids(model, text, parse) for parse in (True, False))
+                full = i * N_FULL % N_TEXTS < N_FULL and len(both) < 400
+                out.write(fnv(both) + (f" {both}" if full else "") + "\n")
+    pre_tokenizers(corpus)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 mod common;
 
 use common::{cached, cached_data, fnv};
-use paceline_model::file::GgufFile;
+use paceline_model::file::{GgufFile, Metadata, Value as Bytes};
 use paceline_model::{Special, Tokenizer};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 fn golden(name: &str) -> Vec<(String, Vec<u32>)> {
     let path = format!("{}/tests/golden/{name}.json", env!("CARGO_MANIFEST_DIR"));
@@ -51,10 +52,13 @@ fn qwen_ids_are_golden() {
     golden_ids_hold("qwen2.5-coder-0.5b", &[151645, 151643], Some(151643), false);
 }
 
+fn read(name: &str) -> Vec<u8> {
+    std::fs::read(format!("{}/tests/tokenizer/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+}
+
 /// A line of `tests/tokenizer/NAME.ids`: a hash, and sometimes the ids themselves.
 fn reference(name: &str) -> Vec<(String, Option<String>)> {
-    let path = format!("{}/tests/tokenizer/{name}.ids", env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(path).unwrap();
+    let text = String::from_utf8(read(&format!("{name}.ids"))).unwrap();
     let split = |line: &str| match line.split_once(' ') {
         Some((hash, ids)) => (hash.to_owned(), Some(ids.to_owned())),
         None => (line.to_owned(), None),
@@ -67,8 +71,7 @@ fn corpus_ids_hold(name: &str) {
     let Some(path) = cached(name) else { return };
     let file = GgufFile::open(&path).unwrap();
     let tokenizer = Tokenizer::from_gguf(file.metadata()).unwrap();
-    let path = format!("{}/tests/tokenizer/corpus.json", env!("CARGO_MANIFEST_DIR"));
-    let corpus: Vec<String> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let corpus: Vec<String> = serde_json::from_slice(&read("corpus.json")).unwrap();
     let reference = reference(name);
     assert!(corpus.len() == reference.len() && corpus.len() >= 2000);
     let mut differing = Vec::new();
@@ -134,6 +137,36 @@ fn llama_cpp_s_vocabularies_hold() {
     }
     eprintln!("{n_held} vocabularies hold");
     assert!(n_held >= 14, "{n_held}");
+}
+
+/// Each pre-tokenizer on the corpus, with Qwen's vocabulary: llama.cpp's ids
+/// (`tools/make_tokenizer_corpus.py`).
+#[test]
+fn pre_tokenizers_cut_as_llama_cpp_does() {
+    let Some(folder) = cached_data("llama.cpp-vocabs") else { return };
+    let file = GgufFile::open(&folder.join("ggml-vocab-qwen2.gguf")).unwrap();
+    let corpus: Vec<String> = serde_json::from_slice(&read("corpus.json")).unwrap();
+    let hashes: BTreeMap<String, String> = serde_json::from_slice(&read("pre.json")).unwrap();
+    assert!(hashes.len() >= 60);
+    let mut differing = Vec::new();
+    for (pre, hash) in hashes {
+        let mut metadata = Metadata::default();
+        metadata.insert("tokenizer.ggml.pre".to_owned(), Bytes::String(pre.clone().into()));
+        for (key, value) in file.metadata().iter().filter(|(key, _)| key.starts_with("tokenizer."))
+        {
+            metadata.insert(key.to_owned(), value.clone());
+        }
+        let tokenizer = Tokenizer::from_gguf(&metadata).unwrap();
+        let mut lines = Vec::new();
+        for text in corpus.iter().filter(|text| text.chars().count() < 300) {
+            let ids = tokenizer.encode(text, Special::Plain, false);
+            lines.push(ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "));
+        }
+        if fnv(&lines.join("\n")) != hash {
+            differing.push(pre);
+        }
+    }
+    assert_eq!(differing, [""; 0]);
 }
 
 /// Every token's bytes, each followed by 0xff, against llama.cpp's `llama_token_to_piece`.

@@ -3,7 +3,8 @@
 use super::TokenizerError;
 use super::index::Index;
 use super::merge::{Merger, Merges, NO_SYMBOL, Symbol, parts_of};
-use super::split::{Row, Splitter};
+use super::rows::Row;
+use super::split::Splitter;
 use crate::TokenId;
 use crate::file::{Strings, shown};
 use foldhash::fast::RandomState;

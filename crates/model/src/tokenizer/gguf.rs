@@ -2,8 +2,8 @@
 
 use super::bpe::Bpe;
 use super::names::{ADDED, CONTROLS, ENDS, ENDS_IF_CONTROL};
+use super::rows::ROWS;
 use super::special::Specials;
-use super::split::ROWS;
 use super::spm::{SPACE, Spm};
 use super::{Kind, Model, Tokenizer, TokenizerError};
 use crate::TokenId;
@@ -116,7 +116,8 @@ impl Tokenizer {
             control,
             bos: id("bos")?.or(by_default(1)),
             ends,
-            add_bos: flag("add_bos_token")?.unwrap_or(add_bos),
+            // Gemma 4's files say no and mean yes.
+            add_bos: flag("add_bos_token")?.unwrap_or(add_bos) || (raw && !spm),
             add_eos: flag("add_eos_token")?.unwrap_or(false),
             add_space_prefix: spm && flag("add_space_prefix")?.unwrap_or(true),
         })

@@ -14,6 +14,7 @@ mod index;
 mod json;
 mod merge;
 mod names;
+mod rows;
 mod special;
 mod split;
 mod spm;
@@ -95,7 +96,7 @@ pub enum TokenizerError {
 }
 
 fn known_pre() -> String {
-    let names: Vec<&str> = split::ROWS.iter().flat_map(|row| row.names).copied().collect();
+    let names: Vec<&str> = rows::ROWS.iter().flat_map(|row| row.names).copied().collect();
     names.join(", ")
 }
 
