@@ -30,16 +30,19 @@ pub(super) struct Specials {
 #[derive(Debug)]
 struct SpecialToken {
     id: TokenId,
-    text: Vec<u8>,
+    text: String,
     kind: Kind,
 }
 
 impl Specials {
-    /// Takes the tokens of a kind other than normal; empty texts are left out.
+    /// Takes the tokens of a kind other than normal. Left out are those with an empty text, and those
+    /// with broken UTF-8: they would be found in the middle of a character.
     pub fn new(tokens: Vec<(TokenId, &[u8], Kind)>) -> Specials {
-        let filled = tokens.into_iter().filter(|(_, text, _)| !text.is_empty());
-        let mut tokens: Vec<_> =
-            filled.map(|(id, text, kind)| SpecialToken { id, text: text.to_vec(), kind }).collect();
+        let special = |(id, text, kind)| {
+            let text = std::str::from_utf8(text).ok().filter(|text| !text.is_empty())?.to_owned();
+            Some(SpecialToken { id, text, kind })
+        };
+        let mut tokens: Vec<_> = tokens.into_iter().filter_map(special).collect();
         tokens.sort_by_key(|token| (std::cmp::Reverse(token.text.len()), token.id));
         // Only a vocabulary beyond the automaton's 2^31 states fails; its special tokens are text.
         let finder = NFA::new(tokens.iter().map(|token| &token.text)).ok();
@@ -49,7 +52,7 @@ impl Specials {
     /// The texts of the control tokens.
     pub fn control_texts(&self) -> impl Iterator<Item = &str> {
         let control = self.tokens.iter().filter(|token| token.kind == Kind::Control);
-        control.filter_map(|token| std::str::from_utf8(&token.text).ok())
+        control.map(|token| token.text.as_str())
     }
 
     /// Cuts `text` at its special tokens, as llama.cpp does: every occurrence of the longest token,
