@@ -2,12 +2,12 @@
 //! transformers on the dequantized weights, so they are the model's exact answer.
 //!
 //! What is compared is the distribution over the reference's ten most likely tokens at every
-//! position, in the mean and in the tail. Texts are never compared across implementations: where two
-//! tokens are nearly as likely, another arithmetic may rightly choose the other.
+//! position, in the mean and in the tail. Greedy text, theirs and llama.cpp's, is followed only up to
+//! the first near-tie: there another arithmetic may rightly choose the other token.
 
 mod common;
 
-use common::golden::{cases, load};
+use common::golden::{Text, cases, greedy_of_llama_cpp, load};
 use paceline_model::{Batch, Loaded, Mat, Model, Precision, TokenId};
 
 /// What the deviations of one model may be, in nats.
@@ -100,23 +100,34 @@ fn long_case(name: &str, precision: Precision, bounds: &Bounds) {
     deviations.check(name, &Bounds { p99: f64::INFINITY, ..*bounds });
 }
 
-/// Greedy text first leaves the reference's where the reference itself was nearly undecided.
+/// Greedy text first leaves a reference's where the reference itself was nearly undecided.
 fn greedy(name: &str) {
     let Some(mut loaded) = load(name, Precision::Native) else { return };
-    for case in cases(name) {
-        // Teacher-forced up to the first difference is greedy decoding up to it.
-        let tokens = [&case.ids[..], &case.greedy].concat();
-        let mut diverged = false;
-        every_row(&mut loaded, &tokens, |t, logits| {
-            let Some(i) = (t + 1).checked_sub(case.ids.len()) else { return };
-            if diverged || i >= case.greedy.len() || argmax(logits) == case.greedy[i] {
-                return;
-            }
-            diverged = true;
-            let margin = case.greedy_margin[i];
-            assert!(margin <= 0.7, "{name}: left the reference at token {i}, margin {margin}");
-        });
+    let llama_cpp = greedy_of_llama_cpp(name);
+    for (case, llama_cpp) in cases(name).into_iter().zip(llama_cpp) {
+        for (source, text) in [
+            ("transformers", Text { greedy: case.greedy, greedy_margin: case.greedy_margin }),
+            ("llama.cpp", llama_cpp),
+        ] {
+            follows(&mut loaded, &format!("{name} and {source}"), &case.ids, &text);
+        }
     }
+}
+
+fn follows(loaded: &mut Loaded, name: &str, prompt: &[TokenId], text: &Text) {
+    // Teacher-forced up to the first difference is greedy decoding up to it.
+    let tokens = [prompt, &text.greedy].concat();
+    let mut diverged = false;
+    every_row(loaded, &tokens, |t, logits| {
+        let Some(i) = (t + 1).checked_sub(prompt.len()) else { return };
+        if diverged || i >= text.greedy.len() || argmax(logits) == text.greedy[i] {
+            return;
+        }
+        diverged = true;
+        let margin = text.greedy_margin[i];
+        println!("{name}: differ first at token {i}, margin {margin}");
+        assert!(margin <= 0.7, "{name} differ at token {i}, margin {margin}");
+    });
 }
 
 fn mean(values: &[f64]) -> f64 {

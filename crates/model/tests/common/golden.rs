@@ -2,6 +2,7 @@
 
 use super::cached;
 use paceline_model::{LoadOptions, Loaded, Model, Precision, TokenId};
+use std::collections::HashMap;
 
 /// A prompt and what the reference says of it.
 #[derive(serde::Deserialize)]
@@ -25,6 +26,21 @@ pub fn cases(name: &str) -> Vec<Case> {
     serde_json::from_str(&text)
         .or_else(|_| serde_json::from_str(&text).map(|case| vec![case]))
         .unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Greedy text after a prompt, and by how much each token led the next likeliest, in nats.
+#[derive(serde::Deserialize)]
+pub struct Text {
+    pub greedy: Vec<TokenId>,
+    pub greedy_margin: Vec<f64>,
+}
+
+/// What llama.cpp says after each prompt of `cases(name)` (`tools/make_greedy_fixture.py`).
+pub fn greedy_of_llama_cpp(name: &str) -> Vec<Text> {
+    let path = format!("{}/tests/llama_cpp/greedy.json", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let mut models: HashMap<String, Vec<Text>> = serde_json::from_str(&text).unwrap();
+    models.remove(name).unwrap_or_else(|| panic!("{path}: no {name}"))
 }
 
 /// A catalogue model with room for 2,048 tokens in its KV cache, if it is in the cache folder.
