@@ -389,6 +389,8 @@ fn an_abort_frees_everything_at_once() {
         engine.check();
         let used = engine.stats().kv_blocks_used;
         assert!(used <= (1 + n_steps) / B + 1, "{used} blocks are still used");
+        // Before any further step: whoever looks now sees the other one alone.
+        assert_eq!(engine.stats().n_running + engine.stats().n_waiting, 1);
         assert!(engine.has_work());
         let events = engine.step();
         let aborted = |event: &&Event| matches!(event, Event::Finished { id: i, reason: FinishReason::Abort, .. } if *i == id);
@@ -397,6 +399,7 @@ fn an_abort_frees_everything_at_once() {
         engine.abort(RequestId(77));
         engine.abort(other);
         assert_eq!(engine.stats().kv_blocks_used, 0);
+        assert_eq!(engine.stats().n_running + engine.stats().n_waiting, 0);
         assert_eq!(engine.step().len(), 1);
         assert!(!engine.has_work());
         assert_eq!(engine.step(), []);

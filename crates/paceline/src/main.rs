@@ -23,7 +23,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The error and its causes, each said once: many messages hold that of their cause already.
+/// The error and its causes, each said once: many messages hold that of their cause already. What
+/// others wrote, in names and files, adds no line and steers no terminal.
 fn one_line(error: &anyhow::Error) -> String {
     let mut line = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -31,7 +32,7 @@ fn one_line(error: &anyhow::Error) -> String {
             line = format!("{line}: {cause}");
         }
     }
-    line
+    line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

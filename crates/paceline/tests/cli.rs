@@ -157,6 +157,8 @@ fn what_is_no_model_is_named() {
         home.run(["run", model, "hi"]).fails_with(parts);
         home.run(["inspect", model]).fails_with(parts);
     }
+    home.run(["run", "two\nlines\u{1b}[2J", "hi"]).fails_with(&["two lines [2J", "no such file"]);
+    home.run(["run", "hi", "--top-p", "two\nlines"]).refused_with(&["'two lines'", "--top-p"]);
     home.run(["run", "--prompt-file", "absent.txt"]).fails_with(&["absent.txt"]);
     home.file("latin1.txt", b"caf\xe9");
     home.run(["run", "--prompt-file", "latin1.txt"]).fails_with(&["latin1.txt", "UTF-8"]);

@@ -368,6 +368,14 @@ fn what_is_wrong_is_said_in_the_terms_of_json() {
         assert_eq!(answer["error"]["message"], expected);
         assert_eq!(answer["error"]["param"], field);
     }
+    for (field, value) in [("top_logprobs", 101), ("max_completion_tokens", 0)] {
+        let mut body = json!({"messages": say("Hi"), "logprobs": true});
+        body[field] = value.into();
+        let (_, answer) = server.post(CHAT, &body);
+        assert_eq!(answer["error"]["param"], field);
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.starts_with(&format!("{field} is {value}")), "{message}");
+    }
     let body = json!({"prompt": "Hi", "stream": true, "stream_options": {"include": true}});
     let (_, answer) = server.post(COMPLETIONS, &body);
     let expected = "stream_options must be an object with include_usage, which is true or false";

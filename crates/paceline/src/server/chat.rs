@@ -31,6 +31,7 @@ pub(super) async fn post(
         return Err(ApiError::invalid("top_logprobs", message));
     }
     params.logprobs = wanted.then(|| top.unwrap_or(0));
+    sampling::check(&params, &[("logprobs", "top_logprobs")])?;
     if delivery.stream && params.prompt_logprobs.is_some() {
         return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs cannot be streamed"));
     }

@@ -74,7 +74,11 @@ pub(super) fn take(
         params.logit_bias = bias.into_iter().map(entry).collect::<Result<_, _>>()?;
     }
     params.max_tokens = fields.take("max_tokens")?.or(params.max_tokens);
-    params.max_tokens = fields.take("max_completion_tokens")?.or(params.max_tokens);
+    let newer = "max_completion_tokens";
+    if let Some(max_tokens) = fields.take(newer)? {
+        params.max_tokens = Some(max_tokens);
+        check(&params, &[("max_tokens", newer)])?;
+    }
     params.prompt_logprobs = fields.take("prompt_logprobs")?;
     let best_of: Option<usize> = fields.take("best_of")?;
     if best_of.is_some_and(|best_of| best_of != params.n) {
@@ -82,6 +86,15 @@ pub(super) fn take(
         return Err(ApiError::unsupported("best_of", &way_out));
     }
     Ok(params)
+}
+
+/// Checks what needs no model; `names` are those that the request has for some parameters.
+pub(super) fn check(params: &SamplingParams, names: &[(&str, &str)]) -> Result<(), ApiError> {
+    params.check().map_err(|error| {
+        let field = error.field();
+        let name = names.iter().find(|(own, _)| *own == field).map_or(field, |(_, name)| name);
+        ApiError::invalid(name, error.to_string().replacen(field, name, 1))
+    })
 }
 
 /// Takes the fields that say how the answer comes.
