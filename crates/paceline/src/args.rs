@@ -1,6 +1,6 @@
 //! The command line, as the user typed it. Every flag has a `PACELINE_*` variable of the same name.
 
-use crate::usage::{number, positive, seed, top_k, whole};
+use crate::usage::{number, seed, top_k, whole};
 use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand, ValueEnum};
 use paceline::{KvMemory, KvType, SamplingParams, Speculate, TokenId};
@@ -139,7 +139,7 @@ pub struct Serve {
         long,
         value_name = "MIB",
         default_value_t = 16,
-        value_parser = positive::<u32>, env = "PACELINE_MAX_BODY",
+        value_parser = crate::usage::positive::<u32>, env = "PACELINE_MAX_BODY",
         hide_env = true
     )]
     pub max_body: u32,
