@@ -1,9 +1,10 @@
 //! `quantize`, and how every op writes its rows in the forms that weights read.
 
 use crate::cpu::Cpu;
-use crate::mat::{ACT_BLOCK, Acts, Mat};
+use crate::mat::{ACT_BLOCK, Acts, BLOCK_BYTES, Mat, Panel, START_ZERO};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::split::Split;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// A block whose largest magnitude is below this counts as zeros: the inverse of its scale must be
@@ -71,30 +72,34 @@ pub(crate) fn quantize_block<S: Simd>(s: S, [low, high]: [S::F; 2]) -> (f32, [S:
 
 /// The rows of an [`Acts`], to be written by different threads.
 pub(crate) struct ActRows<'a> {
+    rows: usize,
     cols: usize,
     float: Split<'a, f32>,
-    codes: Split<'a, i8>,
-    scales: Split<'a, f32>,
-    sums: Split<'a, [i32; 2]>,
+    panels: Split<'a, u8>,
 }
 
 /// A row, or a range of its columns; forms that are not asked for are empty.
 pub(crate) struct ActRow<'a> {
     float: &'a mut [f32],
-    codes: &'a mut [i8],
-    scales: &'a mut [f32],
-    sums: &'a mut [[i32; 2]],
+    int8: Option<PanelRow<'a>>,
+}
+
+/// Blocks of a row of a panel.
+struct PanelRow<'a> {
+    /// The first block of the panel's first row.
+    start: *mut u8,
+    /// Which row of the panel it is, of how many.
+    row: usize,
+    height: usize,
+    n_blocks: usize,
+    panels: PhantomData<&'a mut [u8]>,
 }
 
 impl<'a> ActRows<'a> {
     pub(crate) fn new(y: &'a mut Acts) -> ActRows<'a> {
-        ActRows {
-            cols: y.cols,
-            float: Split::new(&mut y.float),
-            codes: Split::new(&mut y.codes),
-            scales: Split::new(&mut y.scales),
-            sums: Split::new(&mut y.sums),
-        }
+        let (rows, cols) = (y.rows, y.cols);
+        let (float, panels) = y.parts_mut();
+        ActRows { rows, cols, float: Split::new(float), panels: Split::new(panels) }
     }
 
     /// Row `t`.
@@ -111,30 +116,28 @@ impl<'a> ActRows<'a> {
     /// # Safety
     /// No other part in use has any of them.
     pub(crate) unsafe fn part(&self, t: usize, cols: Range<usize>) -> ActRow<'_> {
-        debug_assert!(cols.start.is_multiple_of(ACT_BLOCK) && cols.end <= self.cols);
-        let values = t * self.cols + cols.start..t * self.cols + cols.end;
-        let blocks = values.start / ACT_BLOCK..values.end / ACT_BLOCK;
-        // SAFETY: rows and whole blocks of columns are disjoint in each form, so the caller's promise
-        // carries over.
-        unsafe {
-            ActRow {
-                float: part_if_any(&self.float, values.clone()),
-                codes: part_if_any(&self.codes, values),
-                scales: part_if_any(&self.scales, blocks.clone()),
-                sums: part_if_any(&self.sums, blocks),
+        assert!(t < self.rows && cols.start <= cols.end && cols.end <= self.cols);
+        debug_assert!(cols.start.is_multiple_of(ACT_BLOCK));
+        let float = match self.float.len() {
+            0 => &mut [][..],
+            // SAFETY: ranges of columns are disjoint, so the caller's promise carries over.
+            _ => unsafe { self.float.part(t * self.cols + cols.start..t * self.cols + cols.end) },
+        };
+        let int8 = (self.panels.len() > 0).then(|| {
+            let panel = Panel::of_row(self.rows, t);
+            let blocks = cols.start / ACT_BLOCK..cols.end / ACT_BLOCK;
+            let first = panel.start(self.cols) + blocks.start * panel.height * BLOCK_BYTES;
+            assert!(first + blocks.len() * panel.height * BLOCK_BYTES <= self.panels.len());
+            PanelRow {
+                start: self.panels.as_mut_ptr().wrapping_add(first),
+                row: t - panel.first,
+                height: panel.height,
+                n_blocks: blocks.len(),
+                panels: PhantomData,
             }
-        }
+        });
+        ActRow { float, int8 }
     }
-}
-
-/// The part, or nothing of a form that is not asked for.
-///
-/// # Safety
-/// As [`Split::part`].
-#[allow(clippy::mut_from_ref)] // As there.
-unsafe fn part_if_any<'a, T>(split: &'a Split<'_, T>, range: Range<usize>) -> &'a mut [T] {
-    // SAFETY: the caller's promise.
-    if split.len() == 0 { &mut [] } else { unsafe { split.part(range) } }
 }
 
 impl ActRow<'_> {
@@ -153,14 +156,40 @@ impl ActRow<'_> {
                 None => s.store_start(low, to),
             }
         }
-        if let Some(codes) = self.codes.get_mut(start..start + ACT_BLOCK) {
+        if let Some(row) = &mut self.int8 {
             let (d, [low, high]) = quantize_block(s, [low, high]);
-            let (codes, _) = codes.as_chunks_mut();
+            // Whole numbers below 2^24: the sums are exact.
+            let (half, sum) = (s.sum(low), s.sum(s.add(low, high)));
+            let terms = [
+                d.to_bits(),
+                (d * sum).to_bits(),
+                (-START_ZERO * sum as i32) as u32,
+                (-START_ZERO * half as i32) as u32,
+            ];
+            let (codes, words) = row.block(i);
             s.store_i8(low, &mut codes[0]);
             s.store_i8(high, &mut codes[1]);
-            self.scales[i] = d;
-            // Whole numbers below 2^24: the sums are exact.
-            self.sums[i] = [s.sum(low) as i32, s.sum(high) as i32];
+            for (term, word) in terms.into_iter().zip(words) {
+                *word = term;
+            }
+        }
+    }
+}
+
+impl PanelRow<'_> {
+    /// The codes and the words of block `i`.
+    #[inline(always)]
+    fn block(&mut self, i: usize) -> (&mut [[i8; LANES]; 2], [&mut u32; 4]) {
+        assert!(i < self.n_blocks);
+        let (row, height) = (self.row, self.height);
+        // SAFETY: the block lies in the panel, as `ActRows::part` checked; codes and words of
+        // different rows and blocks are disjoint, and these are ours. A panel starts on 16 bytes.
+        unsafe {
+            let block = self.start.add(i * height * BLOCK_BYTES);
+            let codes = block.add(row * ACT_BLOCK).cast();
+            let words = block.add(height * ACT_BLOCK).cast::<u32>().add(row);
+            let word = |i: usize| &mut *words.add(i * height);
+            (&mut *codes, [word(0), word(1), word(2), word(3)])
         }
     }
 }
@@ -168,7 +197,7 @@ impl ActRow<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mat::Forms;
+    use crate::mat::{ActBlock, Forms};
     use crate::test_util::{Random, acts, random_mat, run_everywhere};
 
     fn quantized(x: &Mat) -> Acts {
@@ -191,12 +220,9 @@ mod tests {
             let amax = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
             let zeros = amax < SMALLEST_AMAX;
             let id = if zeros { 0.0 } else { 1.0 / (amax / 127.0) };
-            let codes: Vec<i8> = x.iter().map(|x| (x * id).round_ties_even() as i8).collect();
-            assert_eq!(y.codes[i * 32..(i + 1) * 32], codes);
-            assert_eq!(y.scales[i], if zeros { 0.0 } else { amax / 127.0 });
-            let (first, second) = codes.split_at(ACT_BLOCK / 2);
-            let sum = |codes: &[i8]| codes.iter().map(|&code| i32::from(code)).sum::<i32>();
-            assert_eq!(y.sums[i], [sum(first), sum(second)]);
+            let codes = std::array::from_fn(|k| (x[k] * id).round_ties_even() as i8);
+            let scale = if zeros { 0.0 } else { amax / 127.0 };
+            assert_eq!(y.block(i / 3, i % 3), ActBlock::new(codes, scale));
         }
     }
 
@@ -204,7 +230,7 @@ mod tests {
     fn halves_round_to_even() {
         let mut x = Mat::zeros(1, 32);
         x.row_mut(0)[..6].copy_from_slice(&[127.0, 0.5, 1.5, 2.5, -0.5, -1.5]);
-        assert_eq!(quantized(&x).codes[..6], [127, 0, 2, 2, 0, -2]);
+        assert_eq!(quantized(&x).block(0, 0).codes[..6], [127, 0, 2, 2, 0, -2]);
     }
 
     #[test]
@@ -218,11 +244,9 @@ mod tests {
             for isa in crate::Isa::available() {
                 Cpu::new(isa, 1).quantize(&x, &mut y);
                 let clean = quantized(&clean);
-                assert!(!y.scales[4].is_finite());
-                for block in [0, 1, 2, 3, 5] {
-                    let codes = block * 32..(block + 1) * 32;
-                    assert_eq!(y.codes[codes.clone()], clean.codes[codes]);
-                    assert_eq!(y.scales[block], clean.scales[block]);
+                assert!(!y.block(1, 1).scale.is_finite());
+                for (t, b) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)] {
+                    assert_eq!(y.block(t, b), clean.block(t, b));
                 }
             }
         }
@@ -235,10 +259,7 @@ mod tests {
         for (float, int8) in [(true, false), (false, true), (false, false)] {
             let mut y = Acts::new(64, Forms { float, int8 });
             cpu.quantize(&x, &mut y);
-            assert_eq!(
-                (y.float.len(), y.codes.len()),
-                (128 * usize::from(float), 128 * usize::from(int8))
-            );
+            assert_eq!((y.float.len(), y.panels().is_empty()), (128 * usize::from(float), !int8));
         }
     }
 }

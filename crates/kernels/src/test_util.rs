@@ -2,7 +2,7 @@
 
 use crate::cpu::Cpu;
 use crate::isa::Isa;
-use crate::mat::{ACT_BLOCK, Acts, Forms, Mat};
+use crate::mat::{ACT_BLOCK, ActBlock, Acts, BLOCK_BYTES, Forms, Mat, Panel};
 
 /// SplitMix64 (Steele et al. 2014).
 pub(crate) struct Random(u64);
@@ -43,12 +43,51 @@ pub(crate) fn acts(cols: usize) -> Acts {
     Acts::new(cols, Forms { float: true, int8: cols.is_multiple_of(ACT_BLOCK) })
 }
 
+impl ActBlock {
+    /// A block with its terms as they are defined.
+    pub(crate) fn new(codes: [i8; ACT_BLOCK], scale: f32) -> ActBlock {
+        let sum = |codes: &[i8]| codes.iter().map(|&code| i32::from(code)).sum::<i32>();
+        ActBlock {
+            codes,
+            scale,
+            offset: scale * sum(&codes) as f32,
+            start: -128 * sum(&codes),
+            half_start: -128 * sum(&codes[..16]),
+        }
+    }
+}
+
+impl Acts {
+    /// Writes block `b` of row `t`.
+    pub(crate) fn set_block(&mut self, t: usize, b: usize, block: &ActBlock) {
+        let panel = Panel::of_row(self.rows, t);
+        let (height, row) = (panel.height, t - panel.first);
+        let start = panel.start(self.cols) + b * height * BLOCK_BYTES;
+        let bytes = &mut self.parts_mut().1[start..start + height * BLOCK_BYTES];
+        bytes[row * ACT_BLOCK..][..ACT_BLOCK].copy_from_slice(&block.codes.map(|q| q as u8));
+        let terms = [
+            block.scale.to_le_bytes(),
+            block.offset.to_le_bytes(),
+            block.start.to_le_bytes(),
+            block.half_start.to_le_bytes(),
+        ];
+        for (i, term) in terms.iter().enumerate() {
+            bytes[height * ACT_BLOCK + 4 * (i * height + row)..][..4].copy_from_slice(term);
+        }
+    }
+}
+
+/// All int8 blocks, row after row.
+pub(crate) fn blocks(y: &Acts) -> Vec<ActBlock> {
+    let n_blocks = if y.forms.int8 { y.cols / ACT_BLOCK } else { 0 };
+    (0..y.rows).flat_map(|t| (0..n_blocks).map(move |b| y.block(t, b))).collect()
+}
+
 /// Runs an op on every instruction set with 1, 2 and 3 threads and checks that the bits of its
 /// result are always the same; returns it.
 pub(crate) fn run_everywhere(op: impl Fn(&Cpu) -> Acts) -> Acts {
-    let bits = |y: &Acts| -> (Vec<u32>, Vec<i8>, Vec<u32>, Vec<[i32; 2]>) {
-        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect();
-        (bits(&y.float), y.codes.clone(), bits(&y.scales), y.sums.clone())
+    let bits = |y: &Acts| -> (Vec<u32>, Vec<u8>) {
+        (y.float.iter().map(|x| x.to_bits()).collect(), y.panels().to_vec())
     };
     let expected = op(&Cpu::new(Isa::Scalar, 1));
     for isa in Isa::available() {

@@ -4,8 +4,8 @@ use crate::attention::{AttentionParams, AttentionSpan};
 use crate::cpu::Cpu;
 use crate::isa::Isa;
 use crate::kv::{KvCache, KvLayout, KvType};
-use crate::mat::{Acts, Forms, Mat};
-use crate::test_util::{Random, random_mat};
+use crate::mat::{ActBlock, Acts, Forms, Mat};
+use crate::test_util::{Random, blocks, random_mat};
 use half::f16;
 use std::ops::Range;
 
@@ -191,15 +191,13 @@ impl<'a> World<'a> {
 #[derive(Default, PartialEq, Debug)]
 struct Output {
     float: Vec<u32>,
-    codes: Vec<i8>,
-    scales: Vec<u32>,
+    blocks: Vec<ActBlock>,
 }
 
 impl Output {
     fn push(&mut self, y: &Acts) {
         self.float.extend(y.float.iter().map(|x| x.to_bits()));
-        self.codes.extend(&y.codes);
-        self.scales.extend(y.scales.iter().map(|x| x.to_bits()));
+        self.blocks.extend(blocks(y));
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::dtype::DType;
 use crate::linear::{LinearKernel, TileArgs};
+use crate::mat::ActBlock;
 use crate::quant::{Block, Float, GROUP, Group, match_format};
 use crate::weight::tile::ROWS;
 
@@ -30,12 +31,16 @@ unsafe fn linear_blocks<B: Block>(args: &TileArgs<'_>) {
             let height = HEIGHT.min(x.rows - first);
             let mut acc = [[0.0; ROWS]; HEIGHT];
             for (b, block) in tile.chunks_exact(B::TILE_BYTES).enumerate() {
+                let blocks: Vec<[ActBlock; HEIGHT]> = (0..B::N_GROUPS)
+                    .map(|g| {
+                        let block = |t| x.block(first + t, b * B::N_GROUPS + g);
+                        std::array::from_fn(|t| block(t.min(height - 1)))
+                    })
+                    .collect();
                 for (row, g) in (0..ROWS).flat_map(|row| (0..B::N_GROUPS).map(move |g| (row, g))) {
                     let group = B::unpack(block, row, g);
                     for (t, acc) in acc[..height].iter_mut().enumerate() {
-                        let at = (first + t) * x.cols / GROUP + b * B::N_GROUPS + g;
-                        let q = x.codes[at * GROUP..].first_chunk().expect("a whole group");
-                        step::<B>(&group, q, x.scales[at], x.sums[at].iter().sum(), &mut acc[row]);
+                        step::<B>(&group, &blocks[g][t], &mut acc[row]);
                     }
                 }
             }
@@ -48,7 +53,8 @@ unsafe fn linear_blocks<B: Block>(args: &TileArgs<'_>) {
 }
 
 /// One group of the chain.
-fn step<B: Block>(w: &Group, q: &[i8; GROUP], dx: f32, sum: i32, acc: &mut f32) {
+fn step<B: Block>(w: &Group, x: &ActBlock, acc: &mut f32) {
+    let (q, dx) = (&x.codes, x.scale);
     if B::HAS_HALVES {
         let (w_halves, q_halves) = (w.q.as_chunks::<16>().0, q.as_chunks::<16>().0);
         *acc = (dot(&w_halves[0], &q_halves[0]) as f32).mul_add(w.d[0] * dx, *acc);
@@ -57,7 +63,7 @@ fn step<B: Block>(w: &Group, q: &[i8; GROUP], dx: f32, sum: i32, acc: &mut f32) 
         *acc = (dot(&w.q, q) as f32).mul_add(w.d[0] * dx, *acc);
     }
     if B::HAS_MIN {
-        *acc = w.m.mul_add(dx * sum as f32, *acc);
+        *acc = w.m.mul_add(x.offset, *acc);
     }
 }
 

@@ -1,6 +1,10 @@
 //! The packed integer formats as data: one kernel body reads them all.
 
+use crate::mat::{ACT_BLOCK, START_ZERO};
 use crate::weight::tile::{ROWS, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
+
+/// Most blocks of a chunk of expanded weights.
+const CHUNK: usize = 18;
 
 /// A packed integer format, see [`crate::weight`]. Along k it is units of [`Format::BLOCKS`] blocks of
 /// 32 k, which follow the unit's head.
@@ -23,14 +27,15 @@ pub(super) trait Format {
         Scales::Sixteens { .. } => 2,
         Scales::Expanded { steps, .. } => steps,
     };
-    /// Whether there is a minimum.
-    const HAS_MIN: bool = match Self::SCALES {
-        Scales::Plain { .. } | Scales::Sixteens { .. } => false,
-        Scales::Min { .. } | Scales::Super { .. } => true,
-        Scales::Expanded { min, .. } => min,
-    };
     /// Bytes of a unit.
     const UNIT: usize = Self::HEAD + Self::BLOCKS * Self::BLOCK;
+    /// Most k in a chunk of expanded weights: whole units.
+    const CHUNK: usize = CHUNK / Self::BLOCKS * Self::BLOCKS * ACT_BLOCK;
+    /// What a start of the activations is shifted right by, being made for [`START_ZERO`].
+    const START_SHIFT: i32 =
+        (START_ZERO / if Self::ZERO == 0 { 1 } else { Self::ZERO }).ilog2() as i32;
+    /// Cache lines to fetch ahead in a block, if any.
+    const LINES: usize = Self::UNIT.div_ceil(64 * Self::BLOCKS);
 }
 
 /// Sections that hold the codes of a block; offsets count from the block.
@@ -134,19 +139,15 @@ impl Format for Q6K {
     const SCALES: Scales = Scales::Sixteens { d: q6_k::D, sc: q6_k::SC };
 }
 
-/// Blocks unpacked to bytes and f32, for many rows. ZERO: whether there is a zero.
-pub(super) struct Expanded<
-    const ZERO: bool,
-    const MIN: bool,
-    const STEPS: usize,
-    const EXACT: usize,
->;
+/// Blocks unpacked to bytes and f32, for many rows; codes are shifted to ZERO if there is one.
+pub(super) struct Expanded<const ZERO: i32, const MIN: bool, const STEPS: usize, const EXACT: usize>;
 
-impl<const ZERO: bool, const MIN: bool, const STEPS: usize, const EXACT: usize> Format
+impl<const ZERO: i32, const MIN: bool, const STEPS: usize, const EXACT: usize> Format
     for Expanded<ZERO, MIN, STEPS, EXACT>
 {
     const BLOCK: usize = 1024 + ROWS * size_of::<f32>() * (STEPS + MIN as usize);
-    const ZERO: i32 = ZERO as i32;
+    const ZERO: i32 = ZERO;
     const CODES: Codes = Codes::Small { exact: EXACT };
     const SCALES: Scales = Scales::Expanded { dw: 1024, steps: STEPS, min: MIN };
+    const LINES: usize = 8; // Whatever the packed format was.
 }

@@ -8,6 +8,5 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 mod format;
 mod share;
-mod terms;
 #[cfg(test)]
 mod tests;

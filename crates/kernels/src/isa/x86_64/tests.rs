@@ -4,7 +4,7 @@
 use crate::dtype::DType;
 use crate::isa::{Isa, scalar};
 use crate::linear::{LinearKernel, TileArgs};
-use crate::mat::{ACT_BLOCK, Acts, Forms};
+use crate::mat::{ACT_BLOCK, ActBlock, Acts, Forms};
 use crate::quant::{self, Block, match_format};
 use crate::test_util::Random;
 use crate::weight::QMat;
@@ -39,21 +39,40 @@ fn weight(random: &mut Random, dtype: DType, n_out: usize, n_in: usize, extreme:
     QMat::pack(dtype, n_out, n_in, &bytes).unwrap()
 }
 
-fn acts(random: &mut Random, rows: usize, cols: usize, forms: Forms, extreme: bool) -> Acts {
-    let mut x = Acts::new(cols, forms);
-    x.set_rows(rows);
-    x.float.iter_mut().for_each(|value| *value = random.value());
-    for code in &mut x.codes {
-        let bits = random.next();
-        let any = (bits % 255) as i32 - 127;
-        *code = if !extreme { any as i8 } else { [127, -127][bits.is_multiple_of(64) as usize] };
+/// Rows of f32, and of codes that no quantizer would write.
+struct Rows {
+    float: Vec<f32>,
+    blocks: Vec<ActBlock>,
+}
+
+impl Rows {
+    fn new(random: &mut Random, rows: usize, cols: usize, extreme: bool) -> Rows {
+        let float = (0..rows * cols).map(|_| random.value()).collect();
+        let code = |bits: u64| match extreme {
+            false => ((bits % 255) as i32 - 127) as i8,
+            true => [127, -127][usize::from(bits.is_multiple_of(64))],
+        };
+        let blocks = (0..rows * (cols / ACT_BLOCK)).map(|_| {
+            let codes = std::array::from_fn(|_| code(random.next()));
+            ActBlock::new(codes, random.value().abs() / 64.0)
+        });
+        Rows { float, blocks: blocks.collect() }
     }
-    x.scales.iter_mut().for_each(|scale| *scale = random.value().abs() / 64.0);
-    for (sums, codes) in x.sums.iter_mut().zip(x.codes.chunks_exact(ACT_BLOCK)) {
-        let (first, second) = codes.split_at(ACT_BLOCK / 2);
-        *sums = [first, second].map(|codes| codes.iter().map(|&code| i32::from(code)).sum());
+
+    /// The first `rows` rows.
+    fn acts(&self, rows: usize, cols: usize, forms: Forms) -> Acts {
+        let mut x = Acts::new(cols, forms);
+        x.set_rows(rows);
+        if forms.float {
+            x.float.copy_from_slice(&self.float[..rows * cols]);
+        }
+        if forms.int8 {
+            let n_blocks = cols / ACT_BLOCK;
+            let blocks = self.blocks[..rows * n_blocks].iter().enumerate();
+            blocks.for_each(|(i, block)| x.set_block(i / n_blocks, i % n_blocks, block));
+        }
+        x
     }
-    x
 }
 
 fn run(kernel: LinearKernel, w: &QMat, x: &Acts, bias: Option<&[f32]>, add: bool) -> Vec<u32> {
@@ -81,10 +100,10 @@ fn check(dtype: DType, n_out: usize, n_in: usize, extreme: bool, rows: &[usize])
     let bias = n_out.is_multiple_of(2).then_some(&bias[..]);
     let add = n_out.is_multiple_of(3);
     let most = rows.iter().copied().max().unwrap();
-    let mut x = acts(&mut random, most, n_in, w.forms(), extreme);
-    let expected = run(scalar::linear(dtype), &w, &x, bias, add);
+    let x = Rows::new(&mut random, most, n_in, extreme);
+    let expected = run(scalar::linear(dtype), &w, &x.acts(most, n_in, w.forms()), bias, add);
     for &rows in rows {
-        x.rows = rows;
+        let x = x.acts(rows, n_in, w.forms());
         for isa in Isa::available() {
             let got = run(isa.linear(dtype), &w, &x, bias, add);
             assert!(

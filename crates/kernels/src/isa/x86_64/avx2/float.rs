@@ -1,54 +1,47 @@
 //! The linear op with float weights: one fused multiply-add per k and row.
 
 use std::arch::x86_64::*;
-use std::marker::PhantomData;
 
 use super::store;
-use crate::isa::x86_64::share::{Ahead, Piece, SCRATCH, Weights, by_rows};
+use crate::isa::x86_64::share::{Ahead, Kernels, Piece, SCRATCH, by_rows};
 use crate::weight::tile::ROWS;
 
-/// Weights of format F; many rows read them as F32.
-pub(super) struct Floats<F>(PhantomData<F>);
-
-impl<F: Float> Weights for Floats<F> {
-    const CHUNK: usize = SCRATCH / (ROWS * F32::BYTES);
-    // 4 octets x 3 accumulators, or 2 octets x 6 in two passes.
-    const FEW: usize = 6;
-    const MANY: usize = 6;
-    const EXPAND_FROM: usize = 24;
-
-    fn n_bytes(n: usize) -> usize {
-        n * ROWS * F::BYTES
+/// The kernels of format F; many rows read it as F32.
+pub(super) const fn kernels<F: Float>() -> Kernels {
+    Kernels {
+        float: true,
+        unit: 1,
+        unit_bytes: ROWS * F::BYTES,
+        chunk: SCRATCH / (ROWS * F32::BYTES),
+        // 4 octets x 3 accumulators, or 2 octets x 6 in two passes.
+        max_rows: 6,
+        expand_from: 24,
+        expand: expand::<F>,
+        few: compute::<F>,
+        many: compute::<F32>,
     }
+}
 
-    unsafe fn expand(w: *const u8, n: usize, to: *mut u8) -> *const u8 {
-        if F::BYTES == F32::BYTES {
-            return w;
+/// # Safety
+/// As [`Compute`](crate::isa::x86_64::share::Compute).
+unsafe fn compute<F: Float>(piece: &Piece<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if piece.group.n_rows <= 3 {
+            by_rows!(piece.group.n_rows, 1 2 3: tile::<F, _>(piece))
+        } else {
+            by_rows!(piece.group.n_rows, 4 5 6: half_tiles::<F, _>(piece))
         }
-        // SAFETY: the caller's promise.
-        unsafe { expand::<F>(w, n, to) };
-        to
-    }
-
-    unsafe fn few(piece: &Piece<'_>) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if piece.n_rows <= 3 {
-                by_rows!(piece.n_rows, 1 2 3: tile::<F, _>(piece))
-            } else {
-                by_rows!(piece.n_rows, 4 5 6: half_tiles::<F, _>(piece))
-            }
-        }
-    }
-
-    unsafe fn many(piece: &Piece<'_>) {
-        // SAFETY: the caller's promise.
-        unsafe { by_rows!(piece.n_rows, 1 2 3 4 5 6: half_tiles::<F32, _>(piece)) }
     }
 }
 
 /// Weights are fetched ahead every so many k.
 const FETCH_EVERY: usize = 4;
+
+/// Cache lines of so many.
+const fn lines<F: Float>() -> usize {
+    FETCH_EVERY * ROWS * F::BYTES / 64
+}
 
 /// A float format.
 pub(super) trait Float {
@@ -99,24 +92,28 @@ impl Float for BF16 {
     }
 }
 
-/// Turns the values of `n` k to f32.
+/// Turns the values to f32.
 ///
 /// # Safety
-/// As [`Weights::expand`].
+/// As [`Expand`](crate::isa::x86_64::share::Expand).
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn expand<F: Float>(w: *const u8, n: usize, to: *mut u8) {
+unsafe fn expand<F: Float>(w: *const u8, n: usize, to: *mut u8) -> *const u8 {
+    if F::BYTES == F32::BYTES {
+        return w;
+    }
     for octet in 0..4 * n {
         // SAFETY: octet `octet % 4` of k = `octet / 4`.
         unsafe {
             _mm256_store_ps(to.add(32 * octet).cast(), F::load(w.add(8 * F::BYTES * octet)));
         }
     }
+    to
 }
 
 /// A piece of MT rows, weights in format F, all four octets at once.
 ///
 /// # Safety
-/// As [`Weights::few`].
+/// As [`Compute`](crate::isa::x86_64::share::Compute).
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<F: Float, const MT: usize>(piece: &Piece<'_>) {
     // SAFETY: the caller's promise.
@@ -126,7 +123,7 @@ unsafe fn tile<F: Float, const MT: usize>(piece: &Piece<'_>) {
 /// A piece of MT rows, weights in format F, in two passes.
 ///
 /// # Safety
-/// As [`Weights::few`].
+/// As [`Compute`](crate::isa::x86_64::share::Compute).
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn half_tiles<F: Float, const MT: usize>(piece: &Piece<'_>) {
     // SAFETY: the caller's promise.
@@ -139,17 +136,17 @@ unsafe fn half_tiles<F: Float, const MT: usize>(piece: &Piece<'_>) {
 /// The chains of OCTETS octets from octet `octet`.
 ///
 /// # Safety
-/// As [`Weights::few`]; AVX2, shell.
+/// As [`Compute`](crate::isa::x86_64::share::Compute); AVX2, shell.
 #[inline(always)]
 unsafe fn chains<F: Float, const MT: usize, const OCTETS: usize>(
     piece: &Piece<'_>,
     octet: usize,
-    mut ahead: Ahead,
+    ahead: Ahead,
 ) {
     let stride = piece.args.x.cols;
-    let n_lines = ahead.lines_per_step(piece.n.div_ceil(FETCH_EVERY));
+    let mut fetch = ahead.over(piece.n.div_ceil(FETCH_EVERY), lines::<F>());
     let mut w = piece.w.wrapping_add(8 * F::BYTES * octet);
-    let mut x = piece.args.x.float[piece.t * stride + piece.first..].as_ptr();
+    let mut x = piece.args.x.float[piece.group.t() * stride + piece.first..].as_ptr();
     // SAFETY: the caller's promise; 32 values a row, the k of the piece.
     unsafe {
         let waiting = piece.acc.wrapping_add(8 * MT * octet).cast::<[[__m256; MT]; OCTETS]>();
@@ -159,7 +156,7 @@ unsafe fn chains<F: Float, const MT: usize, const OCTETS: usize>(
         }
         for k in 0..piece.n {
             if k.is_multiple_of(FETCH_EVERY) {
-                ahead.fetch(n_lines);
+                fetch.step(lines::<F>());
             }
             // What is in the outer loop stays in registers.
             if OCTETS < MT {

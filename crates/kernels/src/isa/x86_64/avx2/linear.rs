@@ -13,61 +13,48 @@
 //! One `vpmaddwd` then widens them to i32 (and multiplies the high nibbles by 16).
 
 use std::arch::x86_64::*;
-use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 
 use super::format::{codes, min, scale};
 use super::store;
 use crate::isa::x86_64::format::{Codes, Format};
-use crate::isa::x86_64::share::{Piece, Weights, by_rows};
-use crate::isa::x86_64::terms::{CHUNK, Terms};
-use crate::mat::{ACT_BLOCK, Acts};
+use crate::isa::x86_64::share::{Kernels, Piece, by_rows};
+use crate::mat::{ACT_BLOCK, BLOCK_BYTES};
 
-/// Weights of format F; many rows read them as E.
-pub(super) struct Blocks<F, E>(PhantomData<(F, E)>);
-
-impl<F: Format, E: Format> Weights for Blocks<F, E> {
-    const CHUNK: usize = CHUNK * ACT_BLOCK;
-    // 4 sums in i16 and in i32, or of low and high nibbles.
-    const FEW: usize = 4;
-    const MANY: usize = 4;
-    const EXPAND_FROM: usize = match F::CODES {
-        Codes::Five { .. } | Codes::Six { .. } => Self::FEW + 1,
-        _ => 16,
-    };
-
-    fn n_bytes(n: usize) -> usize {
-        n / (F::BLOCKS * ACT_BLOCK) * F::UNIT
-    }
-
-    unsafe fn expand(w: *const u8, n: usize, to: *mut u8) -> *const u8 {
-        if let Codes::Eight = F::CODES {
-            return w;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { expand::<F, E>(w, n / ACT_BLOCK, to) };
-        to
-    }
-
-    unsafe fn few(piece: &Piece<'_>) {
-        // SAFETY: the caller's promise.
-        unsafe { by_rows!(piece.n_rows, 1 2 3 4: chains::<F, _>(piece, fill::<F>)) }
-    }
-
-    unsafe fn many(piece: &Piece<'_>) {
-        // SAFETY: the caller's promise.
-        unsafe { by_rows!(piece.n_rows, 1 2 3 4: chains::<E, _>(piece, fill::<F>)) }
+/// The kernels of packed format F; many rows read it as E.
+pub(super) const fn kernels<F: Format, E: Format>() -> Kernels {
+    Kernels {
+        float: false,
+        unit: F::BLOCKS * ACT_BLOCK,
+        unit_bytes: F::UNIT,
+        chunk: F::CHUNK,
+        // 4 sums in i16 and in i32, or of low and high nibbles.
+        max_rows: 4,
+        expand_from: match F::CODES {
+            Codes::Five { .. } | Codes::Six { .. } => 5,
+            _ => 16,
+        },
+        expand: expand::<F, E>,
+        few: compute::<F>,
+        many: compute::<E>,
     }
 }
 
-/// Unpacks `n` blocks.
-///
 /// # Safety
-/// As [`Weights::expand`].
+/// As [`Compute`](crate::isa::x86_64::share::Compute).
+unsafe fn compute<F: Format>(piece: &Piece<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { by_rows!(piece.group.n_rows, 1 2 3 4: chains::<F, _>(piece)) }
+}
+
+/// # Safety
+/// As [`Expand`](crate::isa::x86_64::share::Expand).
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn expand<F: Format, E: Format>(w: *const u8, n: usize, to: *mut u8) {
-    let (mut unit, mut block, mut to) = (w, w, to);
-    for b in 0..n {
+unsafe fn expand<F: Format, E: Format>(w: *const u8, n: usize, to: *mut u8) -> *const u8 {
+    if let Codes::Eight = F::CODES {
+        return w; // As good as expanded.
+    }
+    let (mut unit, mut block, mut next) = (w, w, to);
+    for b in 0..n / ACT_BLOCK {
         // SAFETY: block `b` of whole units, and room for an expanded one.
         unsafe {
             if b % F::BLOCKS == 0 {
@@ -75,7 +62,7 @@ unsafe fn expand<F: Format, E: Format>(w: *const u8, n: usize, to: *mut u8) {
                 block = block.add(F::HEAD);
             }
             for octet in 0..4 {
-                let to_codes = to.add(512 * (octet / 2) + 32 * (octet % 2)).cast::<__m256i>();
+                let to_codes = next.add(512 * (octet / 2) + 32 * (octet % 2)).cast::<__m256i>();
                 _mm256_store_si256(to_codes, codes::<F, 0>(block, octet));
                 _mm256_store_si256(to_codes.add(2), codes::<F, 1>(block, octet));
                 _mm256_store_si256(to_codes.add(4), codes::<F, 2>(block, octet));
@@ -84,7 +71,7 @@ unsafe fn expand<F: Format, E: Format>(w: *const u8, n: usize, to: *mut u8) {
                 _mm256_store_si256(to_codes.add(10), codes::<F, 5>(block, octet));
                 _mm256_store_si256(to_codes.add(12), codes::<F, 6>(block, octet));
                 _mm256_store_si256(to_codes.add(14), codes::<F, 7>(block, octet));
-                let to_scales = to.add(1024 + 32 * octet);
+                let to_scales = next.add(1024 + 32 * octet);
                 for step in 0..F::STEPS {
                     let dw = scale::<F>(unit, block, octet, step);
                     _mm256_store_ps(to_scales.add(128 * step).cast(), dw);
@@ -94,62 +81,116 @@ unsafe fn expand<F: Format, E: Format>(w: *const u8, n: usize, to: *mut u8) {
                 }
             }
             block = block.add(F::BLOCK);
-            to = to.add(E::BLOCK);
+            next = next.add(E::BLOCK);
+        }
+    }
+    to
+}
+
+/// Rows of a panel at a block.
+#[derive(Clone, Copy)]
+struct Rows {
+    codes: *const u8,
+    terms: *const u8,
+    height: usize,
+}
+
+impl Rows {
+    /// The rows of a piece at its first block.
+    #[inline(always)]
+    fn of(piece: &Piece<'_>) -> Rows {
+        let (panel, row, height) = (piece.panel(), piece.group.row, piece.group.panel.height);
+        let terms = panel.wrapping_add(ACT_BLOCK * height + 4 * row);
+        Rows { codes: panel.wrapping_add(ACT_BLOCK * row), terms, height }
+    }
+
+    /// To the next block.
+    #[inline(always)]
+    fn advance(&mut self) {
+        self.codes = self.codes.wrapping_add(BLOCK_BYTES * self.height);
+        self.terms = self.terms.wrapping_add(BLOCK_BYTES * self.height);
+    }
+
+    /// The codes of row `m` at k = 4 quad..4 quad + 4, in all lanes.
+    ///
+    /// # Safety
+    /// AVX2, shell; there is such a row.
+    #[inline(always)]
+    unsafe fn quad(&self, m: usize, quad: usize) -> __m256i {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let quad = self.codes.add(ACT_BLOCK * m + 4 * quad).cast::<i32>();
+            _mm256_set1_epi32(quad.read_unaligned())
+        }
+    }
+
+    /// Word `term` of row `m`, in all lanes.
+    ///
+    /// # Safety
+    /// As [`Rows::quad`].
+    #[inline(always)]
+    unsafe fn term(&self, term: usize, m: usize) -> __m256i {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let term = self.terms.add(4 * (term * self.height + m)).cast::<i32>();
+            _mm256_set1_epi32(term.read_unaligned())
+        }
+    }
+
+    /// Where the sum of row `m` in step `step` starts: `-zero S`.
+    ///
+    /// # Safety
+    /// As [`Rows::quad`].
+    #[inline(always)]
+    unsafe fn start<F: Format>(&self, step: usize, m: usize) -> __m256i {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let start = match (F::STEPS, step) {
+                (1, _) => self.term(2, m),
+                (_, 0) => self.term(3, m),
+                _ => _mm256_sub_epi32(self.term(2, m), self.term(3, m)),
+            };
+            // The shift is exact.
+            _mm256_sra_epi32(start, _mm_cvtsi32_si128(F::START_SHIFT))
         }
     }
 }
 
-/// Writes [`Terms::of`].
+/// A piece of MT rows, weights in format F.
 ///
 /// # Safety
-/// The processor has the instruction set.
+/// As [`Compute`](crate::isa::x86_64::share::Compute).
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn fill<F: Format>(to: &mut MaybeUninit<Terms>, x: &Acts, t: usize, first: usize) {
-    to.write(Terms::of::<F>(x, t, first));
-}
-
-/// A piece of MT rows, weights in format F. `fill` is that of the packed format.
-///
-/// # Safety
-/// As [`Weights::few`].
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn chains<F: Format, const MT: usize>(
-    piece: &Piece<'_>,
-    fill: unsafe fn(&mut MaybeUninit<Terms>, &Acts, usize, usize),
-) {
-    let x = piece.args.x;
-    let (first, n) = (piece.first / ACT_BLOCK, piece.n / ACT_BLOCK);
-    let mut ahead = piece.ahead;
-    let n_lines = ahead.lines_per_step(n);
-    let mut terms = [const { MaybeUninit::uninit() }; MT];
-    let (mut unit, mut block) = (piece.w, piece.w);
+unsafe fn chains<F: Format, const MT: usize>(piece: &Piece<'_>) {
+    let n = piece.n / ACT_BLOCK;
+    let mut fetch = piece.ahead.over(n, F::LINES);
+    let (mut unit, mut block, mut x) = (piece.w, piece.w, Rows::of(piece));
     let mut acc = [[_mm256_setzero_ps(); MT]; 4];
     if !piece.is_first() {
         // SAFETY: 32 values a row.
         acc = unsafe { piece.acc.cast::<[[__m256; MT]; 4]>().read() };
     }
-    for from in (0..n).step_by(CHUNK) {
-        for (m, terms) in terms.iter_mut().enumerate() {
-            // SAFETY: the same instruction set.
-            unsafe { fill(terms, x, piece.t + m, first + from) };
-        }
-        let mut q = x.codes[piece.t * x.cols + (first + from) * ACT_BLOCK..].as_ptr();
-        for b in 0..CHUNK.min(n - from) {
-            ahead.fetch(n_lines);
-            // SAFETY: block `from + b` of the piece; all terms are filled.
-            unsafe {
-                if b % F::BLOCKS == 0 {
-                    unit = block;
-                    block = block.add(F::HEAD);
-                }
-                let terms = &*(&raw const terms).cast();
-                for octet in 0..4 {
-                    let acc = &mut acc[octet];
-                    dot::<F, MT>(unit, block, octet, q, x.cols, terms, b, acc);
-                }
-                block = block.add(F::BLOCK);
-                q = q.add(ACT_BLOCK);
+    for b in 0..n {
+        fetch.step(F::LINES);
+        // SAFETY: block `b` of the piece.
+        unsafe {
+            if b % F::BLOCKS == 0 {
+                unit = block;
+                block = block.add(F::HEAD);
             }
+            for step in 0..F::STEPS {
+                let mut starts = [_mm256_setzero_si256(); MT];
+                if F::ZERO != 0 {
+                    for m in 0..MT {
+                        starts[m] = x.start::<F>(step, m);
+                    }
+                }
+                for octet in 0..4 {
+                    dot::<F, MT>(unit, block, octet, step, &x, &starts, &mut acc[octet]);
+                }
+            }
+            block = block.add(F::BLOCK);
+            x.advance();
         }
     }
     // SAFETY: the caller's promise; 32 values a row.
@@ -164,53 +205,43 @@ unsafe fn chains<F: Format, const MT: usize>(
     }
 }
 
-/// One block of an octet's chains.
+/// One step of an octet's chains.
 ///
 /// # Safety
-/// AVX2, shell; a unit, a block, and MT rows of 32 codes, `stride` apart.
+/// AVX2, shell; a unit, a block of it, and MT rows at a block.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)] // The state of one loop.
 unsafe fn dot<F: Format, const MT: usize>(
     unit: *const u8,
     block: *const u8,
     octet: usize,
-    q: *const i8,
-    stride: usize,
-    terms: &[Terms; MT],
-    b: usize,
+    step: usize,
+    x: &Rows,
+    starts: &[__m256i; MT],
     acc: &mut [__m256; MT],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        for step in 0..F::STEPS {
-            let mut sum = Sum {
-                narrow: [[_mm256_setzero_si256(); MT]; 2],
-                wide: [_mm256_setzero_si256(); MT],
-            };
-            if step == 0 {
-                quad::<F, MT, 0>(block, octet, q, stride, &mut sum);
-                quad::<F, MT, 1>(block, octet, q, stride, &mut sum);
-                quad::<F, MT, 2>(block, octet, q, stride, &mut sum);
-                quad::<F, MT, 3>(block, octet, q, stride, &mut sum);
-            }
-            if step + 1 == F::STEPS {
-                quad::<F, MT, 4>(block, octet, q, stride, &mut sum);
-                quad::<F, MT, 5>(block, octet, q, stride, &mut sum);
-                quad::<F, MT, 6>(block, octet, q, stride, &mut sum);
-                quad::<F, MT, 7>(block, octet, q, stride, &mut sum);
-            }
-            let dw = scale::<F>(unit, block, octet, step);
-            let mw = min::<F>(unit, block, octet);
-            for m in 0..MT {
-                let mut total = sum.wide[m];
-                if F::ZERO != 0 {
-                    total = _mm256_add_epi32(total, _mm256_set1_epi32(terms[m].starts[step][b]));
-                }
-                let d = _mm256_mul_ps(dw, _mm256_set1_ps(terms[m].scales[b]));
-                acc[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), d, acc[m]);
-                if let Some(mw) = mw {
-                    acc[m] = _mm256_fmadd_ps(mw, _mm256_set1_ps(terms[m].offsets[b]), acc[m]);
-                }
+        let mut sum = Sum { narrow: [[_mm256_setzero_si256(); MT]; 2], wide: *starts };
+        if step == 0 {
+            quad::<F, MT, 0>(block, octet, x, &mut sum);
+            quad::<F, MT, 1>(block, octet, x, &mut sum);
+            quad::<F, MT, 2>(block, octet, x, &mut sum);
+            quad::<F, MT, 3>(block, octet, x, &mut sum);
+        }
+        if step + 1 == F::STEPS {
+            quad::<F, MT, 4>(block, octet, x, &mut sum);
+            quad::<F, MT, 5>(block, octet, x, &mut sum);
+            quad::<F, MT, 6>(block, octet, x, &mut sum);
+            quad::<F, MT, 7>(block, octet, x, &mut sum);
+        }
+        let dw = scale::<F>(unit, block, octet, step);
+        let mw = min::<F>(unit, block, octet);
+        for m in 0..MT {
+            let d = _mm256_mul_ps(dw, _mm256_castsi256_ps(x.term(0, m)));
+            acc[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum.wide[m]), d, acc[m]);
+            if let Some(mw) = mw {
+                let offset = _mm256_castsi256_ps(x.term(1, m));
+                acc[m] = _mm256_fmadd_ps(mw, offset, acc[m]);
             }
         }
     }
@@ -230,8 +261,7 @@ struct Sum<const MT: usize> {
 unsafe fn quad<F: Format, const MT: usize, const QUAD: usize>(
     block: *const u8,
     octet: usize,
-    q: *const i8,
-    stride: usize,
+    x: &Rows,
     sum: &mut Sum<MT>,
 ) {
     let exact = match F::CODES {
@@ -245,8 +275,7 @@ unsafe fn quad<F: Format, const MT: usize, const QUAD: usize>(
         let low = _mm256_set1_epi8(15);
         let w = codes::<F, QUAD>(block, octet);
         for m in 0..MT {
-            let q = q.add(m * stride + 4 * QUAD).cast::<i32>().read_unaligned();
-            let q = _mm256_set1_epi32(q);
+            let q = x.quad(m, QUAD);
             let [narrow, high] = &mut sum.narrow;
             if let Codes::Eight = F::CODES {
                 let (w, w_high) =

@@ -6,36 +6,49 @@ mod linear;
 
 use std::arch::x86_64::*;
 
-use super::format::{Expanded, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::format::{Expanded, Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::share::{self, Piece};
 use crate::dtype::DType;
-use crate::linear::LinearKernel;
+use crate::linear::{LinearKernel, TileArgs};
 use crate::weight::tile::ROWS;
-use float::{BF16, F16, F32, Floats};
-use linear::Blocks;
+use float::{BF16, F16, F32, Float};
 
 /// Output rows of an octet.
 const OCTET_ROWS: usize = 8;
 
 /// The kernel of the linear op for weights of `dtype`.
 pub(crate) fn linear(dtype: DType) -> Option<LinearKernel> {
-    type Zero<const EXACT: usize> = Expanded<true, false, 1, EXACT>;
-    type Min<const EXACT: usize> = Expanded<false, true, 1, EXACT>;
-    type Sixteens<const EXACT: usize> = Expanded<true, false, 2, EXACT>;
+    type Zero<const ZERO: i32, const EXACT: usize> = Expanded<ZERO, false, 1, EXACT>;
+    type Min<const EXACT: usize> = Expanded<0, true, 1, EXACT>;
+    type Sixteens = Expanded<32, false, 2, 2>;
     Some(match dtype {
-        DType::F32 => share::linear::<Floats<F32>>,
-        DType::F16 => share::linear::<Floats<F16>>,
-        DType::BF16 => share::linear::<Floats<BF16>>,
-        DType::Q4_0 => share::linear::<Blocks<Q4_0, Zero<8>>>,
-        DType::Q4_1 => share::linear::<Blocks<Q4_1, Min<8>>>,
-        DType::Q5_0 => share::linear::<Blocks<Q5_0, Zero<4>>>,
-        DType::Q5_1 => share::linear::<Blocks<Q5_1, Min<4>>>,
-        DType::Q8_0 => share::linear::<Blocks<Q8_0, Q8_0>>,
-        DType::Q4_K => share::linear::<Blocks<Q4K, Min<8>>>,
-        DType::Q5_K => share::linear::<Blocks<Q5K, Min<4>>>,
-        DType::Q6_K => share::linear::<Blocks<Q6K, Sixteens<2>>>,
+        DType::F32 => floats::<F32>,
+        DType::F16 => floats::<F16>,
+        DType::BF16 => floats::<BF16>,
+        DType::Q4_0 => blocks::<Q4_0, Zero<8, 8>>,
+        DType::Q4_1 => blocks::<Q4_1, Min<8>>,
+        DType::Q5_0 => blocks::<Q5_0, Zero<16, 4>>,
+        DType::Q5_1 => blocks::<Q5_1, Min<4>>,
+        DType::Q8_0 => blocks::<Q8_0, Q8_0>,
+        DType::Q4_K => blocks::<Q4K, Min<8>>,
+        DType::Q5_K => blocks::<Q5K, Min<4>>,
+        DType::Q6_K => blocks::<Q6K, Sixteens>,
         _ => return None,
     })
+}
+
+/// # Safety
+/// As [`LinearKernel`].
+unsafe fn floats<F: Float>(args: &TileArgs<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { share::linear(args, &const { float::kernels::<F>() }) }
+}
+
+/// # Safety
+/// As [`LinearKernel`].
+unsafe fn blocks<F: Format, E: Format>(args: &TileArgs<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { share::linear(args, &const { linear::kernels::<F, E>() }) }
 }
 
 /// Ends the chains of a piece: bias, sum with `y`, store. `acc` has octet `octet` of all rows.
@@ -53,7 +66,7 @@ unsafe fn store(piece: &Piece<'_>, octet: usize, acc: &[__m256]) {
     for (m, &acc) in acc.iter().enumerate() {
         // SAFETY: the mask keeps to outputs below `n_out`, for which the caller promises `y`.
         unsafe {
-            let y = args.y.wrapping_add((piece.t + m) * args.y_stride + first);
+            let y = args.y.wrapping_add((piece.group.t() + m) * args.y_stride + first);
             let mut value = acc;
             if let Some(bias) = args.bias {
                 let bias = _mm256_maskload_ps(bias.as_ptr().wrapping_add(first), mask);

@@ -1,48 +1,41 @@
 //! The linear op with float weights: one fused multiply-add per k and row.
 
 use std::arch::x86_64::*;
-use std::marker::PhantomData;
 
 use super::{spilled, store};
-use crate::isa::x86_64::share::{Piece, SCRATCH, Weights, by_rows};
+use crate::isa::x86_64::share::{Kernels, Piece, SCRATCH, by_rows};
+use crate::mat::PANEL;
 use crate::weight::tile::ROWS;
 
-/// Weights of format F; many rows read them as F32.
-pub(super) struct Floats<F>(PhantomData<F>);
-
-impl<F: Float> Weights for Floats<F> {
-    const CHUNK: usize = SCRATCH / (ROWS * F32::BYTES);
-    // 2 x 12 accumulators leave registers for the weights.
-    const FEW: usize = 12;
-    const MANY: usize = 12;
-    const EXPAND_FROM: usize = 24;
-
-    fn n_bytes(n: usize) -> usize {
-        n * ROWS * F::BYTES
+/// The kernels of format F; many rows read it as F32.
+pub(super) const fn kernels<F: Float>() -> Kernels {
+    Kernels {
+        float: true,
+        unit: 1,
+        unit_bytes: ROWS * F::BYTES,
+        chunk: SCRATCH / (ROWS * F32::BYTES),
+        max_rows: PANEL,
+        expand_from: 24,
+        expand: expand::<F>,
+        few: compute::<F>,
+        many: compute::<F32>,
     }
+}
 
-    unsafe fn expand(w: *const u8, n: usize, to: *mut u8) -> *const u8 {
-        if F::BYTES == F32::BYTES {
-            return w;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { expand::<F>(w, n, to) };
-        to
-    }
-
-    unsafe fn few(piece: &Piece<'_>) {
-        // SAFETY: the caller's promise.
-        unsafe { by_rows!(piece.n_rows, 1 2 3 4 5 6 7 8 9 10 11 12: chains::<F, _>(piece)) }
-    }
-
-    unsafe fn many(piece: &Piece<'_>) {
-        // SAFETY: the caller's promise.
-        unsafe { by_rows!(piece.n_rows, 1 2 3 4 5 6 7 8 9 10 11 12: chains::<F32, _>(piece)) }
-    }
+/// # Safety
+/// As [`Compute`](crate::isa::x86_64::share::Compute).
+unsafe fn compute<F: Float>(piece: &Piece<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { by_rows!(piece.group.n_rows, 1 2 3 4 5 6 7 8: chains::<F, _>(piece)) }
 }
 
 /// Weights are fetched ahead every so many k.
 const FETCH_EVERY: usize = 4;
+
+/// Cache lines of so many.
+const fn lines<F: Float>() -> usize {
+    FETCH_EVERY * ROWS * F::BYTES / 64
+}
 
 /// A float format.
 pub(super) trait Float {
@@ -93,31 +86,34 @@ impl Float for BF16 {
     }
 }
 
-/// Turns the values of `n` k to f32.
+/// Turns the values to f32.
 ///
 /// # Safety
-/// As [`Weights::expand`].
+/// As [`Expand`](crate::isa::x86_64::share::Expand).
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn expand<F: Float>(w: *const u8, n: usize, to: *mut u8) {
+unsafe fn expand<F: Float>(w: *const u8, n: usize, to: *mut u8) -> *const u8 {
+    if F::BYTES == F32::BYTES {
+        return w;
+    }
     for strip in 0..2 * n {
         // SAFETY: strip `strip % 2` of k = `strip / 2`.
         unsafe {
             _mm512_store_ps(to.add(64 * strip).cast(), F::load(w.add(16 * F::BYTES * strip)));
         }
     }
+    to
 }
 
 /// A piece of MT rows, weights in format F.
 ///
 /// # Safety
-/// As [`Weights::few`].
+/// As [`Compute`](crate::isa::x86_64::share::Compute).
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn chains<F: Float, const MT: usize>(piece: &Piece<'_>) {
     let stride = piece.args.x.cols;
-    let mut ahead = piece.ahead;
-    let n_lines = ahead.lines_per_step(piece.n.div_ceil(FETCH_EVERY));
+    let mut fetch = piece.ahead.over(piece.n.div_ceil(FETCH_EVERY), lines::<F>());
     let mut w = piece.w;
-    let mut x = piece.args.x.float[piece.t * stride + piece.first..].as_ptr();
+    let mut x = piece.args.x.float[piece.group.t() * stride + piece.first..].as_ptr();
     let mut acc = [[_mm512_setzero_ps(); MT]; 2];
     if !piece.is_first() {
         // SAFETY: 32 values a row.
@@ -125,7 +121,7 @@ unsafe fn chains<F: Float, const MT: usize>(piece: &Piece<'_>) {
     }
     for k in 0..piece.n {
         if k.is_multiple_of(FETCH_EVERY) {
-            ahead.fetch(n_lines);
+            fetch.step(lines::<F>());
         }
         // SAFETY: the k of the piece.
         unsafe {

@@ -1,71 +1,53 @@
 //! The linear op with integer weights.
 
 use std::arch::x86_64::*;
-use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 
 use super::format::{codes, min, scale};
 use super::{spilled, store};
 use crate::isa::x86_64::format::{Codes, Expanded, Format};
-use crate::isa::x86_64::share::{Piece, Weights, by_rows};
-use crate::isa::x86_64::terms::{CHUNK, Terms};
-use crate::mat::{ACT_BLOCK, Acts};
-
-/// Weights of format F; many rows read them as E.
-pub(super) struct Blocks<F, E>(PhantomData<(F, E)>);
+use crate::isa::x86_64::share::{Kernels, Piece, by_rows};
+use crate::mat::{ACT_BLOCK, BLOCK_BYTES, PANEL, START_ZERO};
 
 /// Expanded weights with a zero, with a minimum, and with a scale for each 16 k.
-pub(super) type Zero = Expanded<true, false, 1, 8>;
-pub(super) type Min = Expanded<false, true, 1, 8>;
-pub(super) type Sixteens = Expanded<true, false, 2, 8>;
+pub(super) type Zero = Expanded<START_ZERO, false, 1, 8>;
+pub(super) type Min = Expanded<0, true, 1, 8>;
+pub(super) type Sixteens = Expanded<START_ZERO, false, 2, 8>;
 
-impl<F: Format, E: Format> Weights for Blocks<F, E> {
-    const CHUNK: usize = CHUNK * ACT_BLOCK;
-    // 2 x 8 integer accumulators leave registers for the codes.
-    const FEW: usize = 8;
-    // 2 x 6 integer and float accumulators fill the registers.
-    const MANY: usize = 6;
-    const EXPAND_FROM: usize = match F::CODES {
-        Codes::Five { .. } | Codes::Six { .. } => Self::FEW + 1,
-        _ => 16,
-    };
-
-    fn n_bytes(n: usize) -> usize {
-        n / (F::BLOCKS * ACT_BLOCK) * F::UNIT
-    }
-
-    unsafe fn expand(w: *const u8, n: usize, to: *mut u8) -> *const u8 {
-        if let Codes::Eight = F::CODES {
-            return w;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { expand::<F, E>(w, n / ACT_BLOCK, to) };
-        to
-    }
-
-    unsafe fn few(piece: &Piece<'_>) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            by_rows!(piece.n_rows, 1 2 3 4 5 6 7 8: chains::<F, _>(piece, fill::<F>));
-        }
-    }
-
-    unsafe fn many(piece: &Piece<'_>) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            by_rows!(piece.n_rows, 1 2 3 4 5 6: chains::<E, _>(piece, fill::<F>));
-        }
+/// The kernels of packed format F; many rows read it as E.
+pub(super) const fn kernels<F: Format, E: Format>() -> Kernels {
+    Kernels {
+        float: false,
+        unit: F::BLOCKS * ACT_BLOCK,
+        unit_bytes: F::UNIT,
+        chunk: F::CHUNK,
+        // 2 x 8 integer accumulators; those of f32 wait on the stack in the meantime.
+        max_rows: PANEL,
+        expand_from: match F::CODES {
+            Codes::Five { .. } | Codes::Six { .. } => 9,
+            _ => 16,
+        },
+        expand: expand::<F, E>,
+        few: compute::<F>,
+        many: compute::<E>,
     }
 }
 
-/// Unpacks `n` blocks.
-///
 /// # Safety
-/// As [`Weights::expand`].
+/// As [`Compute`](crate::isa::x86_64::share::Compute).
+unsafe fn compute<F: Format>(piece: &Piece<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { by_rows!(piece.group.n_rows, 1 2 3 4 5 6 7 8: chains::<F, _>(piece)) }
+}
+
+/// # Safety
+/// As [`Expand`](crate::isa::x86_64::share::Expand).
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn expand<F: Format, E: Format>(w: *const u8, n: usize, to: *mut u8) {
-    let (mut unit, mut block, mut to) = (w, w, to);
-    for b in 0..n {
+unsafe fn expand<F: Format, E: Format>(w: *const u8, n: usize, to: *mut u8) -> *const u8 {
+    if let Codes::Eight = F::CODES {
+        return w; // As good as expanded.
+    }
+    let (mut unit, mut block, mut next) = (w, w, to);
+    for b in 0..n / ACT_BLOCK {
         // SAFETY: block `b` of whole units, and room for an expanded one.
         unsafe {
             if b % F::BLOCKS == 0 {
@@ -73,16 +55,16 @@ unsafe fn expand<F: Format, E: Format>(w: *const u8, n: usize, to: *mut u8) {
                 block = block.add(F::HEAD);
             }
             for s in 0..2 {
-                let to_codes = to.add(512 * s).cast::<__m512i>();
-                _mm512_store_si512(to_codes, codes::<F, 0>(block, s));
-                _mm512_store_si512(to_codes.add(1), codes::<F, 1>(block, s));
-                _mm512_store_si512(to_codes.add(2), codes::<F, 2>(block, s));
-                _mm512_store_si512(to_codes.add(3), codes::<F, 3>(block, s));
-                _mm512_store_si512(to_codes.add(4), codes::<F, 4>(block, s));
-                _mm512_store_si512(to_codes.add(5), codes::<F, 5>(block, s));
-                _mm512_store_si512(to_codes.add(6), codes::<F, 6>(block, s));
-                _mm512_store_si512(to_codes.add(7), codes::<F, 7>(block, s));
-                let to_scales = to.add(1024 + 64 * s);
+                let to_codes = next.add(512 * s).cast::<__m512i>();
+                _mm512_store_si512(to_codes, shifted::<F, E, 0>(block, s));
+                _mm512_store_si512(to_codes.add(1), shifted::<F, E, 1>(block, s));
+                _mm512_store_si512(to_codes.add(2), shifted::<F, E, 2>(block, s));
+                _mm512_store_si512(to_codes.add(3), shifted::<F, E, 3>(block, s));
+                _mm512_store_si512(to_codes.add(4), shifted::<F, E, 4>(block, s));
+                _mm512_store_si512(to_codes.add(5), shifted::<F, E, 5>(block, s));
+                _mm512_store_si512(to_codes.add(6), shifted::<F, E, 6>(block, s));
+                _mm512_store_si512(to_codes.add(7), shifted::<F, E, 7>(block, s));
+                let to_scales = next.add(1024 + 64 * s);
                 for step in 0..F::STEPS {
                     let dw = scale::<F>(unit, block, s, step);
                     _mm512_store_ps(to_scales.add(128 * step).cast(), dw);
@@ -92,58 +74,52 @@ unsafe fn expand<F: Format, E: Format>(w: *const u8, n: usize, to: *mut u8) {
                 }
             }
             block = block.add(F::BLOCK);
-            to = to.add(E::BLOCK);
+            next = next.add(E::BLOCK);
         }
+    }
+    to
+}
+
+/// The codes, shifted to the zero of E.
+///
+/// # Safety
+/// As [`codes`].
+#[inline(always)]
+unsafe fn shifted<F: Format, E: Format, const QUAD: usize>(
+    block: *const u8,
+    strip: usize,
+) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        _mm512_add_epi8(codes::<F, QUAD>(block, strip), _mm512_set1_epi8((E::ZERO - F::ZERO) as i8))
     }
 }
 
-/// Writes [`Terms::of`].
+/// A piece of a panel of MT rows, weights in format F.
 ///
 /// # Safety
-/// The processor has the instruction set.
+/// As [`Compute`](crate::isa::x86_64::share::Compute).
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn fill<F: Format>(to: &mut MaybeUninit<Terms>, x: &Acts, t: usize, first: usize) {
-    to.write(Terms::of::<F>(x, t, first));
-}
-
-/// A piece of MT rows, weights in format F. `fill` is that of the packed format.
-///
-/// # Safety
-/// As [`Weights::few`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn chains<F: Format, const MT: usize>(
-    piece: &Piece<'_>,
-    fill: unsafe fn(&mut MaybeUninit<Terms>, &Acts, usize, usize),
-) {
-    let x = piece.args.x;
-    let (first, n) = (piece.first / ACT_BLOCK, piece.n / ACT_BLOCK);
-    let mut ahead = piece.ahead;
-    let n_lines = ahead.lines_per_step(n);
-    let mut terms = [const { MaybeUninit::uninit() }; MT];
-    let (mut unit, mut block) = (piece.w, piece.w);
+unsafe fn chains<F: Format, const MT: usize>(piece: &Piece<'_>) {
+    let n = piece.n / ACT_BLOCK;
+    let mut fetch = piece.ahead.over(n, F::LINES);
+    let (mut unit, mut block, mut x) = (piece.w, piece.w, piece.panel());
     let mut acc = [[_mm512_setzero_ps(); MT]; 2];
     if !piece.is_first() {
         // SAFETY: 32 values a row.
         acc = unsafe { piece.acc.cast::<[[__m512; MT]; 2]>().read() };
     }
-    for from in (0..n).step_by(CHUNK) {
-        for (m, terms) in terms.iter_mut().enumerate() {
-            // SAFETY: the same instruction set.
-            unsafe { fill(terms, x, piece.t + m, first + from) };
-        }
-        let mut q = x.codes[piece.t * x.cols + (first + from) * ACT_BLOCK..].as_ptr();
-        for b in 0..CHUNK.min(n - from) {
-            ahead.fetch(n_lines);
-            // SAFETY: block `from + b` of the piece; all terms are filled.
-            unsafe {
-                if b % F::BLOCKS == 0 {
-                    unit = block;
-                    block = block.add(F::HEAD);
-                }
-                dot::<F, MT>(unit, block, q, x.cols, &*(&raw const terms).cast(), b, &mut acc);
-                block = block.add(F::BLOCK);
-                q = q.add(ACT_BLOCK);
+    for b in 0..n {
+        fetch.step(F::LINES);
+        // SAFETY: block `b` of the piece.
+        unsafe {
+            if b % F::BLOCKS == 0 {
+                unit = block;
+                block = block.add(F::HEAD);
             }
+            dot::<F, MT>(unit, block, x, &mut acc);
+            block = block.add(F::BLOCK);
+            x = x.add(MT * BLOCK_BYTES);
         }
     }
     // SAFETY: the caller's promise; 32 values a row.
@@ -156,18 +132,46 @@ unsafe fn chains<F: Format, const MT: usize>(
     }
 }
 
+/// Word `term` of row `m` in a panel of MT rows, in all lanes.
+///
+/// # Safety
+/// AVX-512, shell; a block of such a panel.
+#[inline(always)]
+unsafe fn term<const MT: usize>(x: *const u8, term: usize, m: usize) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let words = x.add(ACT_BLOCK * MT).cast::<i32>();
+        _mm512_set1_epi32(words.add(term * MT + m).read_unaligned())
+    }
+}
+
+/// Where the sum of row `m` in step `step` starts: `-zero S`.
+///
+/// # Safety
+/// As [`term`].
+#[inline(always)]
+unsafe fn start<F: Format, const MT: usize>(x: *const u8, step: usize, m: usize) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let start = match (F::STEPS, step) {
+            (1, _) => term::<MT>(x, 2, m),
+            (_, 0) => term::<MT>(x, 3, m),
+            _ => _mm512_sub_epi32(term::<MT>(x, 2, m), term::<MT>(x, 3, m)),
+        };
+        // The shift is exact.
+        _mm512_sra_epi32(start, _mm_cvtsi32_si128(F::START_SHIFT))
+    }
+}
+
 /// One block of the chains.
 ///
 /// # Safety
-/// AVX-512, shell; a unit, a block, and MT rows of 32 codes, `stride` apart.
+/// AVX-512, shell; a unit, a block of it, and a block of a panel of MT rows.
 #[inline(always)]
 unsafe fn dot<F: Format, const MT: usize>(
     unit: *const u8,
     block: *const u8,
-    q: *const i8,
-    stride: usize,
-    terms: &[Terms; MT],
-    b: usize,
+    x: *const u8,
     acc: &mut [[__m512; MT]; 2],
 ) {
     // SAFETY: the caller's promise.
@@ -176,31 +180,31 @@ unsafe fn dot<F: Format, const MT: usize>(
             let mut sum = [[_mm512_setzero_si512(); MT]; 2];
             if F::ZERO != 0 {
                 for m in 0..MT {
-                    let start = _mm512_set1_epi32(terms[m].starts[step][b]);
+                    let start = start::<F, MT>(x, step, m);
                     sum[0][m] = start;
                     sum[1][m] = start;
                 }
             }
             if step == 0 {
-                quad::<F, MT, 0>(block, q, stride, &mut sum);
-                quad::<F, MT, 1>(block, q, stride, &mut sum);
-                quad::<F, MT, 2>(block, q, stride, &mut sum);
-                quad::<F, MT, 3>(block, q, stride, &mut sum);
+                quad::<F, MT, 0>(block, x, &mut sum);
+                quad::<F, MT, 1>(block, x, &mut sum);
+                quad::<F, MT, 2>(block, x, &mut sum);
+                quad::<F, MT, 3>(block, x, &mut sum);
             }
             if step + 1 == F::STEPS {
-                quad::<F, MT, 4>(block, q, stride, &mut sum);
-                quad::<F, MT, 5>(block, q, stride, &mut sum);
-                quad::<F, MT, 6>(block, q, stride, &mut sum);
-                quad::<F, MT, 7>(block, q, stride, &mut sum);
+                quad::<F, MT, 4>(block, x, &mut sum);
+                quad::<F, MT, 5>(block, x, &mut sum);
+                quad::<F, MT, 6>(block, x, &mut sum);
+                quad::<F, MT, 7>(block, x, &mut sum);
             }
             for s in 0..2 {
                 let dw = scale::<F>(unit, block, s, step);
                 let mw = min::<F>(unit, block, s);
                 for m in 0..MT {
-                    let d = _mm512_mul_ps(dw, _mm512_set1_ps(terms[m].scales[b]));
+                    let d = _mm512_mul_ps(dw, _mm512_castsi512_ps(term::<MT>(x, 0, m)));
                     acc[s][m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[s][m]), d, acc[s][m]);
                     if let Some(mw) = mw {
-                        let offset = _mm512_set1_ps(terms[m].offsets[b]);
+                        let offset = _mm512_castsi512_ps(term::<MT>(x, 1, m));
                         acc[s][m] = _mm512_fmadd_ps(mw, offset, acc[s][m]);
                     }
                 }
@@ -217,15 +221,14 @@ unsafe fn dot<F: Format, const MT: usize>(
 #[inline(always)]
 unsafe fn quad<F: Format, const MT: usize, const QUAD: usize>(
     block: *const u8,
-    q: *const i8,
-    stride: usize,
+    x: *const u8,
     sum: &mut [[__m512i; MT]; 2],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
         let w = [codes::<F, QUAD>(block, 0), codes::<F, QUAD>(block, 1)];
         for m in 0..MT {
-            let q = q.add(m * stride + 4 * QUAD).cast::<i32>().read_unaligned();
+            let q = x.add(ACT_BLOCK * m + 4 * QUAD).cast::<i32>().read_unaligned();
             let q = _mm512_set1_epi32(q);
             sum[0][m] = _mm512_dpbusd_epi32(sum[0][m], w[0], q);
             sum[1][m] = _mm512_dpbusd_epi32(sum[1][m], w[1], q);

@@ -6,30 +6,44 @@ mod linear;
 
 use std::arch::x86_64::*;
 
-use super::format::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::format::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::share::{self, Piece};
 use crate::dtype::DType;
-use crate::linear::LinearKernel;
+use crate::linear::{LinearKernel, TileArgs};
 use crate::weight::tile::{ROWS, STRIP_ROWS};
-use float::{BF16, F16, F32, Floats};
-use linear::{Blocks, Min, Sixteens, Zero};
+use float::{BF16, F16, F32, Float};
+use linear::{Min, Sixteens, Zero};
 
 /// The kernel of the linear op for weights of `dtype`.
 pub(crate) fn linear(dtype: DType) -> Option<LinearKernel> {
     Some(match dtype {
-        DType::F32 => share::linear::<Floats<F32>>,
-        DType::F16 => share::linear::<Floats<F16>>,
-        DType::BF16 => share::linear::<Floats<BF16>>,
-        DType::Q4_0 => share::linear::<Blocks<Q4_0, Zero>>,
-        DType::Q4_1 => share::linear::<Blocks<Q4_1, Min>>,
-        DType::Q5_0 => share::linear::<Blocks<Q5_0, Zero>>,
-        DType::Q5_1 => share::linear::<Blocks<Q5_1, Min>>,
-        DType::Q8_0 => share::linear::<Blocks<Q8_0, Q8_0>>,
-        DType::Q4_K => share::linear::<Blocks<Q4K, Min>>,
-        DType::Q5_K => share::linear::<Blocks<Q5K, Min>>,
-        DType::Q6_K => share::linear::<Blocks<Q6K, Sixteens>>,
+        DType::F32 => floats::<F32>,
+        DType::F16 => floats::<F16>,
+        DType::BF16 => floats::<BF16>,
+        DType::Q4_0 => blocks::<Q4_0, Zero>,
+        DType::Q4_1 => blocks::<Q4_1, Min>,
+        DType::Q5_0 => blocks::<Q5_0, Zero>,
+        DType::Q5_1 => blocks::<Q5_1, Min>,
+        DType::Q8_0 => blocks::<Q8_0, Q8_0>,
+        DType::Q4_K => blocks::<Q4K, Min>,
+        DType::Q5_K => blocks::<Q5K, Min>,
+        DType::Q6_K => blocks::<Q6K, Sixteens>,
         _ => return None,
     })
+}
+
+/// # Safety
+/// As [`LinearKernel`].
+unsafe fn floats<F: Float>(args: &TileArgs<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { share::linear(args, &const { float::kernels::<F>() }) }
+}
+
+/// # Safety
+/// As [`LinearKernel`].
+unsafe fn blocks<F: Format, E: Format>(args: &TileArgs<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { share::linear(args, &const { linear::kernels::<F, E>() }) }
 }
 
 /// A copy, so that what is accumulated in registers need not live in memory to be passed on.
@@ -63,7 +77,7 @@ unsafe fn store(piece: &Piece<'_>, acc: &[__m512]) {
         for (m, &acc) in acc.iter().enumerate() {
             // SAFETY: the mask keeps to outputs below `n_out`, for which the caller promises `y`.
             unsafe {
-                let y = args.y.wrapping_add((piece.t + m) * args.y_stride + first);
+                let y = args.y.wrapping_add((piece.group.t() + m) * args.y_stride + first);
                 let mut value = acc;
                 if let Some(bias) = args.bias {
                     let bias = _mm512_maskz_loadu_ps(mask, bias.as_ptr().wrapping_add(first));
