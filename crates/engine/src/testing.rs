@@ -3,7 +3,7 @@
 use crate::block_pool::mix;
 use crate::sample::noise::philox4x32;
 use crate::text::Vocab;
-use paceline_model::{Batch, KvMemoryError, Mat, Model, ModelSpec, TokenId};
+use paceline_model::{Batch, Cost, KvMemoryError, Mat, Model, ModelSpec, TokenId};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -37,7 +37,13 @@ impl FakeModel {
     /// A model of `vocab_len` tokens and blocks of `block_len`.
     pub fn new(vocab_len: usize, block_len: usize, context_len: usize) -> FakeModel {
         FakeModel {
-            spec: ModelSpec { vocab_len, context_len, kv_block_bytes: block_len * 8, block_len },
+            spec: ModelSpec {
+                vocab_len,
+                context_len,
+                kv_block_bytes: block_len * 8,
+                block_len,
+                cost: Cost::default(),
+            },
             period: None,
             slots: Vec::new(),
             outputs: Vec::new(),

@@ -4,14 +4,16 @@
 
 use crate::attention;
 use crate::isa::Isa;
+use crate::profile::Profile;
 use crate::team::Team;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// A processor: an instruction set and a team of threads.
 pub struct Cpu {
     pub(crate) isa: Isa,
     pub(crate) team: Team,
     pub(crate) attention: Mutex<attention::Scratch>,
+    pub(crate) profile: Arc<Profile>,
 }
 
 impl Cpu {
@@ -21,12 +23,22 @@ impl Cpu {
     /// If this machine cannot run `isa`, or `n_threads` is 0.
     pub fn new(isa: Isa, n_threads: usize) -> Cpu {
         assert!(isa.is_available(), "this machine cannot run {isa}");
-        Cpu { isa, team: Team::new(n_threads), attention: Mutex::default() }
+        Cpu {
+            isa,
+            team: Team::new(n_threads),
+            attention: Mutex::default(),
+            profile: Arc::default(),
+        }
     }
 
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// Where the time of the ops goes.
+    pub fn profile(&self) -> Arc<Profile> {
+        self.profile.clone()
     }
 
     /// Threads in use, the calling one included.

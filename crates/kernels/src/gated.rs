@@ -4,6 +4,7 @@
 use crate::cpu::Cpu;
 use crate::mat::{ACT_BLOCK, Acts, Mat};
 use crate::math;
+use crate::profile::Op;
 use crate::quantize::{ActRow, ActRows, load_block};
 use crate::simd::{Kernel, Simd};
 
@@ -29,6 +30,7 @@ impl Cpu {
         assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()));
         assert_eq!(gate.cols(), y.cols());
         y.set_rows(gate.rows());
+        let _timer = self.profile.time(|| (Op::Gated, 0, 0));
         let rows = ActRows::new(y);
         let n_parts = gate.cols().div_ceil(ITEM_COLS);
         self.team.for_each(gate.rows() * n_parts, |item| {

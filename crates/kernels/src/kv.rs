@@ -16,6 +16,7 @@ use crate::arena::{AllocError, Arena};
 use crate::attention::AttentionSpan;
 use crate::cpu::Cpu;
 use crate::mat::Mat;
+use crate::profile::Op;
 use crate::quantize::{load_block, quantize_block};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::split::Split;
@@ -125,6 +126,11 @@ impl KvLayout {
             .and_then(|_| self.head_bytes().checked_mul(self.n_kv_heads))
             .and_then(|bytes| bytes.checked_mul(self.n_layers))
             .ok_or(too_large)
+    }
+
+    /// Bytes of the K and V of a token in one layer.
+    pub fn token_bytes(&self) -> usize {
+        self.head_bytes() / self.block_len * self.n_kv_heads
     }
 
     /// Bytes of the K and V pages of one head.
@@ -253,6 +259,7 @@ impl Cpu {
         spans: &[AttentionSpan],
         blocks: &[u32],
     ) {
+        let _timer = self.profile.time(|| (Op::StoreKv, 0, 0));
         let layout = kv.layout.clone();
         let cols = layout.n_kv_heads * layout.head_size;
         assert_eq!((k.cols(), v.cols(), k.rows()), (cols, cols, v.rows()));

@@ -17,6 +17,7 @@ use std::ops::Range;
 
 use crate::cpu::Cpu;
 use crate::mat::{Acts, Mat};
+use crate::profile::Op;
 use crate::split::Split;
 use crate::weight::QMat;
 use crate::weight::tile::ROWS;
@@ -48,9 +49,15 @@ impl Cpu {
             assert!(bias.is_none_or(|bias| bias.len() == w.n_out()), "one bias for each output");
             assert_eq!(x.forms.or(w.forms()), x.forms, "x has the form that the weight reads");
         }
-        if x.rows() == 0 {
+        if x.rows() == 0 || parts.is_empty() {
             return;
         }
+        let _timer = self.profile.time(|| {
+            let n_out = parts.iter().map(|part| part.w.n_out()).sum();
+            let n_bytes = parts.iter().map(|part| part.w.n_bytes()).sum();
+            let op = Op::Linear { n_out, n_in: x.cols(), dtype: parts[0].w.dtype() };
+            (op, n_bytes, x.rows() * x.cols() * n_out)
+        });
         let parts: Vec<Part<'_>> = parts.iter_mut().map(Part::new).collect();
         let n_threads = self.team.n_threads();
         let n_bytes = parts.iter().map(|part| part.w.n_bytes()).sum::<usize>();
@@ -79,6 +86,7 @@ impl Cpu {
     /// If an id is no row of the table, or `y` is not as wide.
     pub fn embed(&self, table: &QMat, ids: &[u32], scale: f32, y: &mut Mat) {
         assert_eq!(y.cols(), table.n_in(), "y is as wide as the table");
+        let _timer = self.profile.time(|| (Op::Embed, 0, 0));
         y.set_rows(ids.len());
         let n_cols = y.cols();
         let values = Split::new(y.as_mut_slice());

@@ -6,6 +6,7 @@
 
 use crate::cpu::Cpu;
 use crate::mat::{ACT_BLOCK, Acts, Mat};
+use crate::profile::Op;
 use crate::quantize::{ActRow, ActRows, load_block};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::split::Split;
@@ -18,6 +19,7 @@ impl Cpu {
     pub fn rms_norm(&self, x: &Mat, weight: &[f32], eps: f32, y: &mut Acts) {
         assert_eq!(x.cols(), weight.len());
         assert_eq!(x.cols(), y.cols());
+        let _timer = self.profile.time(|| (Op::Norm, 0, 0));
         y.set_rows(x.rows());
         let rows = ActRows::new(y);
         self.team.for_each(x.rows(), |t| {
@@ -34,6 +36,7 @@ impl Cpu {
     pub fn rms_norm_heads(&self, x: &mut Mat, head_size: usize, weight: &[f32], eps: f32) {
         assert_eq!(weight.len(), head_size);
         assert!(x.cols().is_multiple_of(head_size), "{} columns in heads of {head_size}", x.cols());
+        let _timer = self.profile.time(|| (Op::Norm, 0, 0));
         let (n_rows, cols) = (x.rows(), x.cols());
         let rows = Split::new(x.as_mut_slice());
         self.team.for_each(n_rows, |t| {
@@ -50,6 +53,7 @@ impl Cpu {
     pub fn rms_norm_add(&self, x: &Mat, weight: &[f32], eps: f32, y: &mut Mat) {
         assert_eq!(x.cols(), weight.len());
         assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()));
+        let _timer = self.profile.time(|| (Op::Norm, 0, 0));
         let cols = x.cols();
         let rows = Split::new(y.as_mut_slice());
         self.team.for_each(x.rows(), |t| {

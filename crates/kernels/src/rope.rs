@@ -6,6 +6,7 @@
 
 use crate::cpu::Cpu;
 use crate::mat::Mat;
+use crate::profile::Op;
 use crate::simd::{Kernel, Simd};
 use crate::split::Split;
 
@@ -162,6 +163,7 @@ pub struct RopeAngles {
 impl Cpu {
     /// Fills `angles` for rows at `positions`, `[T]`.
     pub fn rope_angles(&self, table: &RopeTable, positions: &[usize], angles: &mut RopeAngles) {
+        let _timer = self.profile.time(|| (Op::Rope, 0, 0));
         let n_pairs = table.frequencies.len();
         (angles.rows, angles.n_pairs) = (positions.len(), n_pairs);
         angles.cos.resize(positions.len() * n_pairs, 0.0);
@@ -187,6 +189,7 @@ impl Cpu {
     pub fn rope(&self, angles: &RopeAngles, style: RopeStyle, x: &mut Mat, head_size: usize) {
         assert_eq!(x.rows(), angles.rows, "angles are of other rows");
         assert!(x.cols().is_multiple_of(head_size), "{} columns in heads of {head_size}", x.cols());
+        let _timer = self.profile.time(|| (Op::Rope, 0, 0));
         let n_pairs = angles.n_pairs;
         assert!(2 * n_pairs <= head_size, "{} of {head_size} values rotated", 2 * n_pairs);
         let (n_rows, cols) = (x.rows(), x.cols());

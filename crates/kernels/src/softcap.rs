@@ -3,6 +3,7 @@
 use crate::cpu::Cpu;
 use crate::mat::Mat;
 use crate::math;
+use crate::profile::Op;
 use crate::simd::{Kernel, LANES, Simd};
 use crate::split::Split;
 
@@ -12,6 +13,7 @@ const ITEM_LEN: usize = 64 * LANES;
 impl Cpu {
     /// `x = cap tanh(x / cap)`, in place.
     pub fn softcap(&self, cap: f32, x: &mut Mat) {
+        let _timer = self.profile.time(|| (Op::Softcap, 0, 0));
         let values = Split::new(x.as_mut_slice());
         let len = values.len();
         self.team.for_each(len.div_ceil(ITEM_LEN), |item| {

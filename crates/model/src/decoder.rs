@@ -4,6 +4,7 @@
 //! its own file beside this one.
 
 use crate::batch::Batch;
+use crate::cost::Cost;
 use crate::meta::ModelMeta;
 use crate::weights::{Weights, WeightsError};
 use crate::{KvMemoryError, Model, ModelSpec};
@@ -110,6 +111,7 @@ impl Decoder {
             context_len: meta.context_len,
             kv_block_bytes,
             block_len: kv_layout.block_len,
+            cost: weights.cost(&meta, &kv_layout),
         };
         let scratch = Scratch::new(&meta, &weights, ropes.len());
         Decoder { meta, spec, cpu, weights, ropes, kv_layout, kv: None, scratch }
@@ -148,6 +150,20 @@ impl DecoderWeights {
         };
         weights.finish()?;
         Ok(taken)
+    }
+
+    fn cost(&self, meta: &ModelMeta, kv_layout: &KvLayout) -> Cost {
+        let matrices = || self.layers.iter().flat_map(Layer::matrices);
+        let macs = |w: &QMat| w.n_out() * w.n_in();
+        Cost {
+            layer_bytes: matrices().map(QMat::n_bytes).sum(),
+            layer_macs: matrices().map(macs).sum(),
+            head_bytes: self.head().n_bytes(),
+            head_macs: macs(self.head()),
+            windows: self.layers.iter().map(|layer| layer.window).collect(),
+            kv_bytes: kv_layout.token_bytes(),
+            attention_macs: 2 * meta.n_heads * meta.head_size,
+        }
     }
 
     fn head(&self) -> &QMat {

@@ -5,6 +5,7 @@
 
 pub mod batch;
 pub mod chat;
+pub mod cost;
 mod decoder;
 pub mod file;
 mod load;
@@ -14,6 +15,7 @@ mod weights;
 
 pub use batch::{Batch, Span};
 pub use chat::{ChatError, ChatOptions, ChatTemplate, Rendered};
+pub use cost::{Cost, Work};
 pub use decoder::Decoder;
 pub use load::{LoadError, LoadOptions, Loaded, load, load_text};
 pub use paceline_kernels::Mat;
@@ -34,6 +36,8 @@ pub struct ModelSpec {
     pub kv_block_bytes: usize,
     /// B: tokens in one block of the KV cache.
     pub block_len: usize,
+    /// What a step costs at least.
+    pub cost: Cost,
 }
 
 /// The memory for a KV cache could not be had.

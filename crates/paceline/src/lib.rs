@@ -28,6 +28,7 @@
 //! The engine runs in a thread of its own and serves any number of callers at once: an [`Llm`] can
 //! be shared between threads.
 
+pub mod bench;
 mod builder;
 pub mod cache;
 pub mod catalogue;
@@ -51,5 +52,5 @@ pub use paceline_engine::{
 };
 pub use paceline_kernels::team::available_cores;
 pub use paceline_kernels::{Isa, KvType};
-pub use paceline_model::{ChatOptions, TokenId};
+pub use paceline_model::{ChatOptions, LoadOptions, TokenId};
 pub use text::{ChatError, Message, Text};

@@ -68,11 +68,13 @@ impl Engine {
         Ok(self.builder(Path::new("")).check().map_err(of_flag)?)
     }
 
-    fn isa(&self) -> Isa {
+    /// The instruction set asked for, or the best.
+    pub fn isa(&self) -> Isa {
         self.isa.unwrap_or_else(Isa::best)
     }
 
-    fn n_threads(&self) -> usize {
+    /// The threads asked for, or one for each core.
+    pub fn n_threads(&self) -> usize {
         self.threads.unwrap_or_else(paceline::available_cores)
     }
 

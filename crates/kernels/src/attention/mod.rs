@@ -41,6 +41,7 @@ use crate::isa::Isa;
 use crate::kv::{KvCache, SEGMENT};
 use crate::mat::{Acts, Mat};
 use crate::math;
+use crate::profile::Op;
 use crate::quantize::{ActRows, Quantize};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::split::Split;
@@ -126,6 +127,7 @@ impl Cpu {
         assert_ne!(params.window, Some(0), "a window holds at least the row itself");
         kv.check(layer, q.rows(), spans, blocks);
         y.set_rows(q.rows());
+        let _timer = self.profile.time(|| work(q, kv, spans, params));
 
         let group = q.cols() / kv_cols;
         let step = Step { cpu: self, q, kv, layer, spans, blocks, params, group };
@@ -157,6 +159,28 @@ impl Cpu {
             self.compute(Quantize { x, y: unsafe { rows.row(t) } });
         });
     }
+}
+
+/// The op, its bytes of K and V, and its multiply-adds.
+fn work(
+    q: &Mat,
+    kv: &KvCache,
+    spans: &[AttentionSpan],
+    params: &AttentionParams,
+) -> (Op, usize, usize) {
+    let window = params.window.unwrap_or(usize::MAX);
+    let seen = |span: &AttentionSpan| -> usize {
+        let ends = span.position + 1..=span.position + span.rows.len();
+        ends.map(|end| end.min(window)).sum()
+    };
+    let reach = |span: &AttentionSpan| {
+        let end = span.position + span.rows.len();
+        end.min(window.saturating_add(span.rows.len() - 1))
+    };
+    let spans = spans.iter().filter(|span| !span.rows.is_empty());
+    let n_read: usize = spans.clone().map(reach).sum();
+    let n_seen: usize = spans.map(seen).sum();
+    (Op::Attention, n_read * kv.layout().token_bytes(), 2 * n_seen * q.cols())
 }
 
 /// The arguments of one call.
