@@ -17,7 +17,8 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as Type, quants
 
 OUT = Path("crates/kernels/tests/data/quant")
-TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"]
+TYPES += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
 ENCODED = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 
 # Offsets of the f16 scales in a block.
@@ -27,9 +28,14 @@ SCALES = {
     "Q4_1": [0, 2],
     "Q5_0": [0],
     "Q5_1": [0, 2],
+    "IQ4_NL": [0],
+    "MXFP4": [],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
     "Q4_K": [0, 2],
     "Q5_K": [0, 2],
     "Q6_K": [208],
+    "IQ4_XS": [0],
 }
 
 
@@ -48,6 +54,10 @@ def random_blocks(rng, name):
         d = rng.standard_normal(len(blocks)).astype(np.float16) * np.float16(0.01)
         d[:5] = [0.0, -0.0, 6e-8, 65504.0, -65504.0]
         blocks[:, offset : offset + 2] = d.reshape(-1, 1).view(np.uint8)
+    if name == "MXFP4":
+        # Exponents of subnormal, small, plain and the largest scales.
+        blocks[:10, 0] = [0, 1, 2, 3, 100, 127, 128, 250, 251, 252]
+        blocks[10:, 0] = rng.integers(110, 140, len(blocks) - 10)
     return blocks.reshape(-1)
 
 

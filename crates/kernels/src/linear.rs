@@ -6,8 +6,13 @@
 //!
 //! - integer weights, per block of 32 k with activation codes q, scale dx and S = sum of q:
 //!   `acc = fma(I as f32, dw * dx, acc)`, `I = sum (code - zero) q` exact in i32, then for formats
-//!   with a minimum `acc = fma(m, dx * (S as f32), acc)`. K-quants: `dw = d * sc` and
-//!   `m = -(dmin * m)`, each rounded once. Q6_K takes two such steps, one per 16 k.
+//!   with a minimum `acc = fma(m, dx * (S as f32), acc)`. K-quants and IQ4_XS: `dw = d * sc` and
+//!   `m = -(dmin * m)`, each rounded once. Codebooks: `code - zero` is the integer that the codebook
+//!   has for the code. MXFP4: `dw = 2^(e - 128)`.
+//! - Q2_K, Q3_K and Q6_K take two such steps per block, one per 16 k: I and, in Q2_K, S are sums over
+//!   these, and S may be had from the starts of the activations ([`crate::mat::Acts`]), exactly.
+//!   Q2_K: `acc = fma(I0, dw0 * dx, acc)`, `acc = fma(m0, dx * S0, acc)`,
+//!   `acc = fma(I1, dw1 * dx, acc)`, `acc = fma(m1, dx * S1, acc)`.
 //! - float weights: `acc = fma(w, x, acc)` per k.
 //!
 //! Last come `acc + bias` (nothing without a bias) and then `+ y` if the op adds to its output, in

@@ -4,8 +4,9 @@
 //! # Layout
 //!
 //! Output rows are cut into *row tiles* of 32, the last one filled up with zero rows (codes of value
-//! 0, scales of 0). A row tile is contiguous and holds its blocks along `in` (k) in ascending order;
-//! everything is aligned to 64 bytes. Inside a tile a SIMD lane of 32 bits belongs to one output
+//! 0, or scales of 0 where no code has this value). A row tile is contiguous and holds its blocks along `in`
+//! (k) in ascending order; a weight is aligned to 64 bytes, sections are to 64, or to 32 where one
+//! has no more. Inside a tile a SIMD lane of 32 bits belongs to one output
 //! row, so that a dot product never needs a sum across lanes. The 32 rows form two *strips* of 16,
 //! one 64-byte vector wide: strip s holds the rows 16s..16s+15.
 //!
@@ -27,10 +28,13 @@
 //! |---|---|---|---|
 //! | 4-bit codes | 512 | s, vector j = 0..4 | byte 4r+i: low nibble is k = 4j+i, high nibble k = 16+4j+i |
 //! | 8-bit codes | 1024 | s, vector j = 0..8 | byte 4r+i: q + 128 of k = 4j+i |
-//! | fifth bits | 128 | s, u64 j = 0..8 | bit 4r+i: bit 4 of the code of k = 4j+i |
-//! | high pairs | 256 | s, vector v = 0..2 | byte 4r+i: bits 2t, 2t+1 (t = 0..4) are bits 4, 5 of the code of k = 4(4v+t)+i |
+//! | single bits | 128 | s, u64 j = 0..8 | bit 4r+i: one bit of the code of k = 4j+i |
+//! | pairs of bits | 256 | s, vector v = 0..2 | byte 4r+i: bits 2t, 2t+1 (t = 0..4) are two bits of the code of k = 4(4v+t)+i |
 //! | f16 scales | 64 | row 0..32 | one little-endian f16 per row |
 //! | u8, i8 scales | 32 | row 0..32 | one byte per row |
+//!
+//! Third bits and fifth bits are single bits, bit 2 and bit 4 of the codes. 2-bit codes are pairs of
+//! bits, and so are high pairs, bits 4 and 5 of the codes.
 //!
 //! Blocks (offsets are constants of the module `tile`):
 //!
@@ -41,9 +45,14 @@
 //! | Q5_0 | 32 | 704 | 4-bit codes, fifth bits, d | d (code - 16) |
 //! | Q5_1 | 32 | 768 | 4-bit codes, fifth bits, d, m | d code + m |
 //! | Q8_0 | 32 | 1088 | 8-bit codes, d | d (code - 128) |
+//! | IQ4_NL | 32 | 576 | 4-bit codes, d | d v\[code\] |
+//! | MXFP4 | 32 | 544 | 4-bit codes, u8 e | 2^(e - 128) v\[code\] |
+//! | Q2_K | 256 | 2688 | d, dmin, then 8 of (2-bit codes, u8 sc + 16 m of the first 16 k, the same of the second 16 k) | (d sc) code - (dmin m) |
+//! | Q3_K | 256 | 3648 | d, then 8 of (2-bit codes, third bits, i8 sc of the first 16 k, i8 sc of the second 16 k) | (d sc) (code - 4) |
 //! | Q4_K | 256 | 4736 | d, dmin, then 8 of (4-bit codes, u8 sc, u8 m) | (d sc) code - (dmin m) |
 //! | Q5_K | 256 | 5760 | d, dmin, then 8 of (4-bit codes, fifth bits, u8 sc, u8 m) | (d sc) code - (dmin m) |
 //! | Q6_K | 256 | 6720 | d, then 8 of (4-bit codes, high pairs, i8 sc of the first 16 k, i8 sc of the second 16 k) | (d sc) (code - 32) |
+//! | IQ4_XS | 256 | 4416 | d, then 8 of (4-bit codes, i8 sc) | (d sc) v\[code\] |
 //! | F32 | 1 | 128 | 32 f32 | |
 //! | F16, BF16 | 1 | 64 | 32 f16 or bf16 | |
 
@@ -119,6 +128,9 @@ pub enum PackError {
 
 /// Bytes that a [`Packer`] asks of the system at once.
 const CHUNK_BYTES: usize = 64 << 20;
+
+/// What a weight is aligned to.
+const LINE: usize = 64;
 
 /// Packs the weights of a model one after the other into shared huge pages. Most weights are
 /// smaller than such a page, and would get none for themselves.
@@ -213,7 +225,11 @@ impl<'a> Packer<'a> {
             Some(chunk) if chunk.n_bytes() >= n_bytes => chunk,
             _ => Arena::zeroed(self.chunk_bytes)?,
         };
-        Ok(self.chunk.insert(chunk).split_to(n_bytes))
+        let chunk = self.chunk.insert(chunk);
+        let data = chunk.split_to(n_bytes);
+        // The next one starts on a line; a chunk is whole lines.
+        chunk.split_to(n_bytes.next_multiple_of(LINE) - n_bytes);
+        Ok(data)
     }
 }
 
@@ -400,4 +416,20 @@ fn fill_float<'a>(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_of_a_packer_are_aligned() {
+        let mut packer = Packer::new(None);
+        for n_in in [32, 96, 64, 32] {
+            let bytes = vec![0; DType::MXFP4.n_bytes(n_in).unwrap()];
+            let weight = packer.pack(DType::MXFP4, 1, n_in, &bytes).unwrap();
+            assert_eq!(weight.tiles().as_ptr().align_offset(LINE), 0);
+            assert_eq!(weight.n_bytes(), weight.tile_bytes());
+        }
+    }
 }

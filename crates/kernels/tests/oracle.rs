@@ -201,7 +201,15 @@ fn weight(random: &mut Random, dtype: DType, n_out: usize, n_in: usize) -> Weigh
             &[]
         }
         DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+        DType::Q2_K => &[80, 82],
+        DType::Q3_K => &[108],
         DType::Q6_K => &[208],
+        DType::MXFP4 => {
+            bytes.fill_with(|| (random.next() >> 32) as u8);
+            let exponents = bytes.iter_mut().step_by(dtype.info().block_bytes);
+            exponents.for_each(|e| *e = 116 + *e % 16);
+            &[]
+        }
         _ => &[0],
     };
     if !scales.is_empty() {

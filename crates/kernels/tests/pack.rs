@@ -81,11 +81,16 @@ fn a_number_that_is_not_finite_is_refused_by_row() {
         (DType::Q5_0, 0),
         (DType::Q5_1, 0),
         (DType::Q5_1, 2),
+        (DType::IQ4_NL, 0),
+        (DType::Q2_K, 80),
+        (DType::Q2_K, 82),
+        (DType::Q3_K, 108),
         (DType::Q4_K, 0),
         (DType::Q4_K, 2),
         (DType::Q5_K, 0),
         (DType::Q5_K, 2),
         (DType::Q6_K, 208),
+        (DType::IQ4_XS, 0),
     ];
     let cpu = Cpu::new(Isa::Scalar, 2);
     for (dtype, at) in places {
@@ -105,6 +110,16 @@ fn a_number_that_is_not_finite_is_refused_by_row() {
     for (dtype, bad) in [(DType::F32, &f32::NAN.to_le_bytes()[..]), (DType::BF16, &[0x80, 0xff])] {
         let error = QMat::pack(dtype, 1, 1, bad).unwrap_err();
         assert!(matches!(error, PackError::NotFinite { row: 0 }), "{dtype}: {error}");
+    }
+}
+
+#[test]
+fn an_exponent_that_is_too_large_is_refused() {
+    let block = |e: u8| [&[e][..], &[0; 16]].concat();
+    assert!(QMat::pack(DType::MXFP4, 1, 32, &block(252)).is_ok());
+    for e in 253..=255 {
+        let error = QMat::pack(DType::MXFP4, 1, 32, &block(e)).unwrap_err();
+        assert!(matches!(error, PackError::NotFinite { row: 0 }), "{error}");
     }
 }
 

@@ -56,14 +56,19 @@ unsafe fn linear_blocks<B: Block>(args: &TileArgs<'_>) {
 fn step<B: Block>(w: &Group, x: &ActBlock, acc: &mut f32) {
     let (q, dx) = (&x.codes, x.scale);
     if B::HAS_HALVES {
-        let (w_halves, q_halves) = (w.q.as_chunks::<16>().0, q.as_chunks::<16>().0);
-        *acc = (dot(&w_halves[0], &q_halves[0]) as f32).mul_add(w.d[0] * dx, *acc);
-        *acc = (dot(&w_halves[1], &q_halves[1]) as f32).mul_add(w.d[1] * dx, *acc);
+        let halves = w.q.as_chunks::<16>().0.iter().zip(q.as_chunks::<16>().0);
+        for (half, (w_half, q_half)) in halves.enumerate() {
+            *acc = (dot(w_half, q_half) as f32).mul_add(w.d[half] * dx, *acc);
+            if B::HAS_MIN {
+                let sum: i32 = q_half.iter().map(|&q| i32::from(q)).sum();
+                *acc = w.m[half].mul_add(dx * sum as f32, *acc);
+            }
+        }
     } else {
         *acc = (dot(&w.q, q) as f32).mul_add(w.d[0] * dx, *acc);
-    }
-    if B::HAS_MIN {
-        *acc = w.m.mul_add(x.offset, *acc);
+        if B::HAS_MIN {
+            *acc = w.m[0].mul_add(x.offset, *acc);
+        }
     }
 }
 

@@ -3,10 +3,16 @@
 //! its place in the tiles of [`crate::weight`].
 //!
 //! A row is a sequence of blocks of 32 or 256 values. Values come in *groups* of 32:
-//! `value = d q` or `value = d q + m` with a small integer q, the scale d shared by the group (by
-//! each half of it in Q6_K) and the minimum m. Layouts after ggml (`gguf-py/gguf/quants.py`).
+//! `value = d q` or `value = d q + m` with a small integer q, the scale d and the minimum m shared by
+//! the group (by each half of it in Q2_K, Q3_K and Q6_K). The integer is a code less a zero point, or
+//! what a codebook of 16 has for it. Layouts after ggml (`gguf-py/gguf/quants.py`).
 
 mod float;
+mod iq4_nl;
+mod iq4_xs;
+mod mxfp4;
+mod q2_k;
+mod q3_k;
 mod q4_0;
 mod q4_1;
 mod q4_k;
@@ -17,6 +23,11 @@ mod q6_k;
 mod q8_0;
 
 pub(crate) use float::{Bf16, F16, F32, Float, decode as decode_floats};
+pub(crate) use iq4_nl::{IQ4_NL, VALUES as IQ4_VALUES};
+pub(crate) use iq4_xs::IQ4_XS;
+pub(crate) use mxfp4::{MXFP4, VALUES as MXFP4_VALUES};
+pub(crate) use q2_k::Q2_K;
+pub(crate) use q3_k::Q3_K;
 pub(crate) use q4_0::Q4_0;
 pub(crate) use q4_1::Q4_1;
 pub(crate) use q4_k::Q4_K;
@@ -31,15 +42,15 @@ use crate::dtype::DType;
 /// Values of a group.
 pub(crate) const GROUP: usize = 32;
 
-/// 32 consecutive values of a row: value k is `d[k / 16] * q[k] + m`.
+/// 32 consecutive values of a row: value k is `d[k / 16] * q[k] + m[k / 16]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Group {
-    /// The codes, the zero point taken off.
+    /// The integers: codes, the zero point taken off or looked up.
     pub(crate) q: [i8; GROUP],
     /// Scales of the two halves.
     pub(crate) d: [f32; 2],
-    /// The minimum, if the format has one.
-    pub(crate) m: f32,
+    /// Minima of the two halves, if the format has any.
+    pub(crate) m: [f32; 2],
 }
 
 /// A block of an integer format as the file has it.
@@ -52,7 +63,7 @@ pub(crate) unsafe trait Block: Copy + Sync + 'static {
     const DTYPE: DType;
     /// Whether the groups have a minimum.
     const HAS_MIN: bool = false;
-    /// Whether the halves of a group have scales of their own.
+    /// Whether the halves of a group have scales (and minima) of their own.
     const HAS_HALVES: bool = false;
     /// A block of zeros.
     const ZERO: Self;
@@ -95,9 +106,14 @@ macro_rules! match_format {
             DType::Q4_1 => match_format!(@ $B = Q4_1, $integer),
             DType::Q5_0 => match_format!(@ $B = Q5_0, $integer),
             DType::Q5_1 => match_format!(@ $B = Q5_1, $integer),
+            DType::IQ4_NL => match_format!(@ $B = IQ4_NL, $integer),
+            DType::MXFP4 => match_format!(@ $B = MXFP4, $integer),
+            DType::Q2_K => match_format!(@ $B = Q2_K, $integer),
+            DType::Q3_K => match_format!(@ $B = Q3_K, $integer),
             DType::Q4_K => match_format!(@ $B = Q4_K, $integer),
             DType::Q5_K => match_format!(@ $B = Q5_K, $integer),
             DType::Q6_K => match_format!(@ $B = Q6_K, $integer),
+            DType::IQ4_XS => match_format!(@ $B = IQ4_XS, $integer),
             _ => $other,
         }
     };
@@ -221,7 +237,7 @@ pub(crate) fn write_group<B: Block>(group: &Group, values: &mut [f32]) {
     for (k, value) in values.iter_mut().enumerate() {
         *value = group.d[k / 16] * f32::from(group.q[k]);
         if B::HAS_MIN {
-            *value += group.m;
+            *value += group.m[k / 16];
         }
     }
 }
@@ -304,12 +320,12 @@ pub(crate) fn shift_and<const N: usize>(bytes: &[u8; N], shift: usize, mask: u8)
     shifted
 }
 
-/// Adds bit k of `bits` to code k as its fifth bit.
-fn add_fifth(mut codes: [u8; GROUP], bits: u32) -> [u8; GROUP] {
+/// Adds bit k of `bits` to code k as its bit `at`.
+fn add_bit(mut codes: [u8; GROUP], bits: u32, at: usize) -> [u8; GROUP] {
     for (j, quad) in codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-        // Four bits, spread to bit 4 of four bytes: no carries, since the copies lie apart.
-        let spread = ((bits >> (4 * j) & 15) * 0x0204_0810) & 0x1010_1010;
-        *quad = (u32::from_le_bytes(*quad) | spread).to_le_bytes();
+        // Four bits, spread to bit 0 of four bytes: no carries, since the copies lie apart.
+        let spread = ((bits >> (4 * j) & 15) * 0x0020_4081) & 0x0101_0101;
+        *quad = (u32::from_le_bytes(*quad) | spread << at).to_le_bytes();
     }
     codes
 }
@@ -353,7 +369,8 @@ mod tests {
 
     #[test]
     fn what_computes() {
-        let expected = "F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16";
+        let expected = "F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, \
+                        IQ4_NL, IQ4_XS, BF16, MXFP4";
         assert_eq!(computing_names(), expected);
     }
 
@@ -365,8 +382,8 @@ mod tests {
         assert_eq!(decode(DType::Q4_0, &[0; 17], &mut values), wrong_size(17));
         assert_eq!(decode(DType::Q4_0, &[0; 36], &mut values), wrong_size(36));
         assert_eq!(
-            decode(DType::IQ4_NL, &[0; 18], &mut values),
-            Err(QuantError::Unsupported(DType::IQ4_NL))
+            decode(DType::Q8_1, &[0; 36], &mut values),
+            Err(QuantError::Unsupported(DType::Q8_1))
         );
         assert!(decode(DType::Q4_K, &[0; 18], &mut values).is_err());
         assert_eq!(

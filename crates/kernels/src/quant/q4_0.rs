@@ -33,7 +33,7 @@ unsafe impl Block for Q4_0 {
     }
 
     fn group(&self, _g: usize) -> Group {
-        Group { q: minus(nibbles(&self.qs), 8), d: [self.d.to_f32(); 2], m: 0.0 }
+        Group { q: minus(nibbles(&self.qs), 8), d: [self.d.to_f32(); 2], m: [0.0; 2] }
     }
 
     fn pack(&self, row: usize, tile: &mut [u8]) {
@@ -43,6 +43,6 @@ unsafe impl Block for Q4_0 {
 
     fn unpack(tile: &[u8], row: usize, _g: usize) -> Group {
         let q = minus(nibbles(&tile::nibbles(row, tile)), 8);
-        Group { q, d: [Half::get(row, &tile[at::D..]); 2], m: 0.0 }
+        Group { q, d: [Half::get(row, &tile[at::D..]); 2], m: [0.0; 2] }
     }
 }

@@ -43,7 +43,7 @@ unsafe impl Block for Q4_1 {
     }
 
     fn group(&self, _g: usize) -> Group {
-        Group { q: minus(nibbles(&self.qs), 0), d: [self.d.to_f32(); 2], m: self.m.to_f32() }
+        Group { q: minus(nibbles(&self.qs), 0), d: [self.d.to_f32(); 2], m: [self.m.to_f32(); 2] }
     }
 
     fn pack(&self, row: usize, tile: &mut [u8]) {
@@ -55,6 +55,6 @@ unsafe impl Block for Q4_1 {
     fn unpack(tile: &[u8], row: usize, _g: usize) -> Group {
         let q = minus(nibbles(&tile::nibbles(row, tile)), 0);
         let d = Half::get(row, &tile[at::D..]);
-        Group { q, d: [d; 2], m: Half::get(row, &tile[at::M..]) }
+        Group { q, d: [d; 2], m: [Half::get(row, &tile[at::M..]); 2] }
     }
 }

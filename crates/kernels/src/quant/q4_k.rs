@@ -51,7 +51,7 @@ unsafe impl Block for Q4_K {
         let (sc, m) = scale_min(&self.scales, g);
         let d = self.d.to_f32() * f32::from(sc);
         let q = minus(group_nibbles(&self.qs, g), 0);
-        Group { q, d: [d; 2], m: -(self.dmin.to_f32() * f32::from(m)) }
+        Group { q, d: [d; 2], m: [-(self.dmin.to_f32() * f32::from(m)); 2] }
     }
 
     fn pack(&self, row: usize, tile: &mut [u8]) {
@@ -67,6 +67,6 @@ unsafe impl Block for Q4_K {
         let sub = &tile[at::SUBS + g * at::SUB_BYTES..][..at::SUB_BYTES];
         let d = Half::get(row, &tile[at::D..]) * f32::from(sub[at::SC + row]);
         let m = -(Half::get(row, &tile[at::DMIN..]) * f32::from(sub[at::M + row]));
-        Group { q: minus(nibbles(&tile::nibbles(row, sub)), 0), d: [d; 2], m }
+        Group { q: minus(nibbles(&tile::nibbles(row, sub)), 0), d: [d; 2], m: [m; 2] }
     }
 }

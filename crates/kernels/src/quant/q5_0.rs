@@ -1,6 +1,6 @@
 //! Q5_0: 32 values `d (code - 16)`, code in 0..=31.
 
-use super::{Block, GROUP, Group, Half, add_fifth, extreme, fifth_bits};
+use super::{Block, GROUP, Group, Half, add_bit, extreme, fifth_bits};
 use super::{inverse, join_nibbles, minus, nibbles};
 use crate::dtype::DType;
 use crate::weight::tile::{self, q5_0 as at};
@@ -37,19 +37,19 @@ unsafe impl Block for Q5_0 {
     }
 
     fn group(&self, _g: usize) -> Group {
-        let codes = add_fifth(nibbles(&self.qs), u32::from_le_bytes(self.qh));
-        Group { q: minus(codes, 16), d: [self.d.to_f32(); 2], m: 0.0 }
+        let codes = add_bit(nibbles(&self.qs), u32::from_le_bytes(self.qh), 4);
+        Group { q: minus(codes, 16), d: [self.d.to_f32(); 2], m: [0.0; 2] }
     }
 
     fn pack(&self, row: usize, tile: &mut [u8]) {
         tile::put_nibbles(&self.qs, row, tile);
-        tile::put_fifth(u32::from_le_bytes(self.qh), row, &mut tile[at::FIFTH..]);
+        tile::put_bits(u32::from_le_bytes(self.qh), row, &mut tile[at::FIFTH..]);
         self.d.put(row, &mut tile[at::D..]);
     }
 
     fn unpack(tile: &[u8], row: usize, _g: usize) -> Group {
         let low = nibbles(&tile::nibbles(row, tile));
-        let codes = add_fifth(low, tile::fifth(row, &tile[at::FIFTH..]));
-        Group { q: minus(codes, 16), d: [Half::get(row, &tile[at::D..]); 2], m: 0.0 }
+        let codes = add_bit(low, tile::bits(row, &tile[at::FIFTH..]), 4);
+        Group { q: minus(codes, 16), d: [Half::get(row, &tile[at::D..]); 2], m: [0.0; 2] }
     }
 }

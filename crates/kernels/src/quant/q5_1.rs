@@ -1,7 +1,7 @@
 //! Q5_1: 32 values `d code + m`, code in 0..=31.
 
 use super::q4_1::codes_over_min;
-use super::{Block, GROUP, Group, Half, add_fifth, fifth_bits, join_nibbles, minus, nibbles};
+use super::{Block, GROUP, Group, Half, add_bit, fifth_bits, join_nibbles, minus, nibbles};
 use crate::dtype::DType;
 use crate::weight::tile::{self, q5_1 as at};
 
@@ -35,21 +35,21 @@ unsafe impl Block for Q5_1 {
     }
 
     fn group(&self, _g: usize) -> Group {
-        let codes = add_fifth(nibbles(&self.qs), u32::from_le_bytes(self.qh));
-        Group { q: minus(codes, 0), d: [self.d.to_f32(); 2], m: self.m.to_f32() }
+        let codes = add_bit(nibbles(&self.qs), u32::from_le_bytes(self.qh), 4);
+        Group { q: minus(codes, 0), d: [self.d.to_f32(); 2], m: [self.m.to_f32(); 2] }
     }
 
     fn pack(&self, row: usize, tile: &mut [u8]) {
         tile::put_nibbles(&self.qs, row, tile);
-        tile::put_fifth(u32::from_le_bytes(self.qh), row, &mut tile[at::FIFTH..]);
+        tile::put_bits(u32::from_le_bytes(self.qh), row, &mut tile[at::FIFTH..]);
         self.d.put(row, &mut tile[at::D..]);
         self.m.put(row, &mut tile[at::M..]);
     }
 
     fn unpack(tile: &[u8], row: usize, _g: usize) -> Group {
         let low = nibbles(&tile::nibbles(row, tile));
-        let codes = add_fifth(low, tile::fifth(row, &tile[at::FIFTH..]));
+        let codes = add_bit(low, tile::bits(row, &tile[at::FIFTH..]), 4);
         let d = Half::get(row, &tile[at::D..]);
-        Group { q: minus(codes, 0), d: [d; 2], m: Half::get(row, &tile[at::M..]) }
+        Group { q: minus(codes, 0), d: [d; 2], m: [Half::get(row, &tile[at::M..]); 2] }
     }
 }

@@ -1,7 +1,7 @@
 //! Q5_K: 256 values in 8 groups, `(d sc) code - (dmin m)`, code in 0..=31, sc and m in 0..=63.
 
 use super::q4_k::{group_nibbles, scale_min};
-use super::{Block, Group, Half, add_fifth, join_nibbles, low_bits, minus, nibbles, shift_and};
+use super::{Block, Group, Half, add_bit, join_nibbles, low_bits, minus, nibbles, shift_and};
 use crate::dtype::DType;
 use crate::weight::tile::{self, q5_k as at};
 
@@ -39,8 +39,8 @@ unsafe impl Block for Q5_K {
     fn group(&self, g: usize) -> Group {
         let (sc, m) = scale_min(&self.scales, g);
         let d = self.d.to_f32() * f32::from(sc);
-        let codes = add_fifth(group_nibbles(&self.qs, g), self.fifth(g));
-        Group { q: minus(codes, 0), d: [d; 2], m: -(self.dmin.to_f32() * f32::from(m)) }
+        let codes = add_bit(group_nibbles(&self.qs, g), self.fifth(g), 4);
+        Group { q: minus(codes, 0), d: [d; 2], m: [-(self.dmin.to_f32() * f32::from(m)); 2] }
     }
 
     fn pack(&self, row: usize, tile: &mut [u8]) {
@@ -48,7 +48,7 @@ unsafe impl Block for Q5_K {
         self.dmin.put(row, &mut tile[at::DMIN..]);
         for (g, sub) in tile[at::SUBS..].chunks_exact_mut(at::SUB_BYTES).enumerate() {
             tile::put_nibbles(&join_nibbles(&group_nibbles(&self.qs, g)), row, sub);
-            tile::put_fifth(self.fifth(g), row, &mut sub[at::FIFTH..]);
+            tile::put_bits(self.fifth(g), row, &mut sub[at::FIFTH..]);
             (sub[at::SC + row], sub[at::M + row]) = scale_min(&self.scales, g);
         }
     }
@@ -58,7 +58,7 @@ unsafe impl Block for Q5_K {
         let d = Half::get(row, &tile[at::D..]) * f32::from(sub[at::SC + row]);
         let m = -(Half::get(row, &tile[at::DMIN..]) * f32::from(sub[at::M + row]));
         let low = nibbles(&tile::nibbles(row, sub));
-        let codes = add_fifth(low, tile::fifth(row, &sub[at::FIFTH..]));
-        Group { q: minus(codes, 0), d: [d; 2], m }
+        let codes = add_bit(low, tile::bits(row, &sub[at::FIFTH..]), 4);
+        Group { q: minus(codes, 0), d: [d; 2], m: [m; 2] }
     }
 }

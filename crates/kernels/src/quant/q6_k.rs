@@ -39,7 +39,7 @@ unsafe impl Block for Q6_K {
     fn group(&self, g: usize) -> Group {
         let d = self.d.to_f32();
         let scale = |half: usize| d * f32::from(self.scales[2 * g + half]);
-        Group { q: minus(self.codes(g), 32), d: [scale(0), scale(1)], m: 0.0 }
+        Group { q: minus(self.codes(g), 32), d: [scale(0), scale(1)], m: [0.0; 2] }
     }
 
     fn pack(&self, row: usize, tile: &mut [u8]) {
@@ -47,7 +47,7 @@ unsafe impl Block for Q6_K {
         for (g, sub) in tile[at::SUBS..].chunks_exact_mut(at::SUB_BYTES).enumerate() {
             let codes = self.codes(g);
             tile::put_nibbles(&join_nibbles(&codes), row, sub);
-            tile::put_high(&shift_and(&codes, 4, 3), row, &mut sub[at::HIGH..]);
+            tile::put_pairs(&shift_and(&codes, 4, 3), row, &mut sub[at::HIGH..]);
             sub[at::SC + row] = self.scales[2 * g] as u8;
             sub[at::SC + tile::ROWS + row] = self.scales[2 * g + 1] as u8;
         }
@@ -56,9 +56,9 @@ unsafe impl Block for Q6_K {
     fn unpack(tile: &[u8], row: usize, g: usize) -> Group {
         let sub = &tile[at::SUBS + g * at::SUB_BYTES..][..at::SUB_BYTES];
         let low = nibbles(&tile::nibbles(row, sub));
-        let high = tile::high(row, &sub[at::HIGH..]);
+        let high = tile::pairs(row, &sub[at::HIGH..]);
         let d = Half::get(row, &tile[at::D..]);
         let scale = |half: usize| d * f32::from(sub[at::SC + half * tile::ROWS + row] as i8);
-        Group { q: minus(or_high(low, &high), 32), d: [scale(0), scale(1)], m: 0.0 }
+        Group { q: minus(or_high(low, &high), 32), d: [scale(0), scale(1)], m: [0.0; 2] }
     }
 }

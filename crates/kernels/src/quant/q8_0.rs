@@ -32,7 +32,7 @@ unsafe impl Block for Q8_0 {
     }
 
     fn group(&self, _g: usize) -> Group {
-        Group { q: self.qs, d: [self.d.to_f32(); 2], m: 0.0 }
+        Group { q: self.qs, d: [self.d.to_f32(); 2], m: [0.0; 2] }
     }
 
     fn pack(&self, row: usize, tile: &mut [u8]) {
@@ -42,6 +42,6 @@ unsafe impl Block for Q8_0 {
 
     fn unpack(tile: &[u8], row: usize, _g: usize) -> Group {
         let q = tile::bytes(row, tile).map(|code| (code ^ 0x80) as i8);
-        Group { q, d: [Half::get(row, &tile[at::D..]); 2], m: 0.0 }
+        Group { q, d: [Half::get(row, &tile[at::D..]); 2], m: [0.0; 2] }
     }
 }

@@ -10,7 +10,7 @@ use crate::test_util::Random;
 use crate::weight::QMat;
 
 /// A weight of random bytes; in an `extreme` one all codes of a block are the same, all bits set
-/// or none, or the largest or smallest signed number.
+/// or none, the largest or smallest signed number, or the largest of MXFP4.
 fn weight(random: &mut Random, dtype: DType, n_out: usize, n_in: usize, extreme: bool) -> QMat {
     let mut bytes = Vec::new();
     match_format!(dtype,
@@ -19,10 +19,21 @@ fn weight(random: &mut Random, dtype: DType, n_out: usize, n_in: usize, extreme:
             while !quant::blocks::<B>(&block)[0].is_finite() {
                 block.iter_mut().for_each(|byte| *byte = random.next() as u8);
             }
+            if dtype == DType::MXFP4 {
+                // Sums stay finite; where a block is alone, its scale is subnormal.
+                block[0] = if n_in == ACT_BLOCK { 0 } else { 120 + random.below(16) as u8 };
+            }
             if extreme {
-                // Scales lie in the first four bytes or in the last two.
-                let end = block.len() - 2;
-                block[4..end].fill([0xFF, 0, 0x7F, 0x80][random.below(4)]);
+                // All but the floats.
+                let (head, tail) = match dtype {
+                    DType::MXFP4 => (1, 0),
+                    DType::Q2_K => (0, 4),
+                    DType::Q3_K | DType::Q6_K => (0, 2),
+                    DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => (4, 0),
+                    _ => (2, 0),
+                };
+                let end = block.len() - tail;
+                block[head..end].fill([0xFF, 0, 0x7F, 0x80, 0x77][random.below(5)]);
             }
             bytes.extend(block);
         },

@@ -3,12 +3,16 @@
 //! `vpmaddubsw` multiplies unsigned codes by signed activations and adds pairs in i16, where it
 //! saturates. A pair is at most 2 * 127 * code, so it and a few more fit exactly:
 //!
-//! | codes up to | pair | pairs in an i16 |
-//! |---|---|---|
-//! | 15 | 3810 | 8 |
-//! | 31 | 7874 | 4 |
-//! | 63 | 16002 | 2 |
-//! | 255 | 64770 | none: taken as two nibbles, 8 each |
+//! | codes | up to | pair | pairs in an i16 |
+//! |---|---|---|---|
+//! | 2-bit | 3 | 762 | 4, all of a step |
+//! | 3-bit | 7 | 1778 | 4, all of a step |
+//! | 4-bit | 15 | 3810 | 8 |
+//! | MXFP4 | 28 | 7112 | 4 |
+//! | 5-bit | 31 | 7874 | 4 |
+//! | 6-bit | 63 | 16002 | 2 |
+//! | IQ4_NL, IQ4_XS | 241 | 61214 | none: taken as two nibbles, 8 each |
+//! | 8-bit | 255 | 64770 | none: taken as two nibbles, 8 each |
 //!
 //! One `vpmaddwd` then widens them to i32 (and multiplies the high nibbles by 16).
 
@@ -17,11 +21,13 @@ use std::arch::x86_64::*;
 use super::format::{codes, min, scale};
 use super::store;
 use crate::isa::x86_64::format::{Codes, Format};
-use crate::isa::x86_64::share::{Kernels, Piece, by_rows};
-use crate::mat::{ACT_BLOCK, BLOCK_BYTES};
+use crate::isa::x86_64::share::{Kernels, Piece, SCRATCH, by_rows};
+use crate::mat::{ACT_BLOCK, BLOCK_BYTES, START_ZERO};
 
 /// The kernels of packed format F; many rows read it as E.
 pub(super) const fn kernels<F: Format, E: Format>() -> Kernels {
+    assert!(F::CHUNK / ACT_BLOCK * E::BLOCK <= SCRATCH);
+    assert!(F::CODES.largest() <= E::CODES.largest() && F::STEPS == E::STEPS);
     Kernels {
         float: false,
         unit: F::BLOCKS * ACT_BLOCK,
@@ -30,8 +36,8 @@ pub(super) const fn kernels<F: Format, E: Format>() -> Kernels {
         // 4 sums in i16 and in i32, or of low and high nibbles.
         max_rows: 4,
         expand_from: match F::CODES {
-            Codes::Five { .. } | Codes::Six { .. } => 5,
-            _ => 16,
+            Codes::Four | Codes::Eight | Codes::Bytes { .. } => 16,
+            _ => 5,
         },
         expand: expand::<F, E>,
         few: compute::<F>,
@@ -75,9 +81,9 @@ unsafe fn expand<F: Format, E: Format>(w: *const u8, n: usize, to: *mut u8) -> *
                 for step in 0..F::STEPS {
                     let dw = scale::<F>(unit, block, octet, step);
                     _mm256_store_ps(to_scales.add(128 * step).cast(), dw);
-                }
-                if let Some(mw) = min::<F>(unit, block, octet) {
-                    _mm256_store_ps(to_scales.add(128 * F::STEPS).cast(), mw);
+                    if let Some(mw) = min::<F>(unit, block, octet, step) {
+                        _mm256_store_ps(to_scales.add(128 * (F::STEPS + step)).cast(), mw);
+                    }
                 }
             }
             block = block.add(F::BLOCK);
@@ -137,7 +143,7 @@ impl Rows {
         }
     }
 
-    /// Where the sum of row `m` in step `step` starts: `-zero S`.
+    /// The start of row `m` in step `step`: `-128 S`.
     ///
     /// # Safety
     /// As [`Rows::quad`].
@@ -145,15 +151,64 @@ impl Rows {
     unsafe fn start<F: Format>(&self, step: usize, m: usize) -> __m256i {
         // SAFETY: the caller's promise.
         unsafe {
-            let start = match (F::STEPS, step) {
+            match (F::STEPS, step) {
                 (1, _) => self.term(2, m),
                 (_, 0) => self.term(3, m),
                 _ => _mm256_sub_epi32(self.term(2, m), self.term(3, m)),
-            };
-            // The shift is exact.
-            _mm256_sra_epi32(start, _mm_cvtsi32_si128(F::START_SHIFT))
+            }
         }
     }
+
+    /// The offset of row `m` in step `step`: `d S`.
+    ///
+    /// # Safety
+    /// As [`Rows::quad`].
+    #[inline(always)]
+    unsafe fn offset<F: Format>(&self, step: usize, m: usize) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if F::STEPS == 1 {
+                return _mm256_castsi256_ps(self.term(1, m));
+            }
+            // The shift is exact.
+            let shift = _mm_cvtsi32_si128(START_ZERO.ilog2() as i32);
+            let minus_sum = _mm256_sra_epi32(self.start::<F>(step, m), shift);
+            let sum = _mm256_sub_epi32(_mm256_setzero_si256(), minus_sum);
+            _mm256_mul_ps(_mm256_castsi256_ps(self.term(0, m)), _mm256_cvtepi32_ps(sum))
+        }
+    }
+
+    /// What a step reads of MT rows beside codes and scales.
+    ///
+    /// # Safety
+    /// As [`Rows::quad`].
+    #[inline(always)]
+    unsafe fn terms<F: Format, const MT: usize>(&self, step: usize) -> Terms<MT> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut terms =
+                Terms { starts: [_mm256_setzero_si256(); MT], offsets: [_mm256_setzero_ps(); MT] };
+            for m in 0..MT {
+                if F::ZERO != 0 {
+                    // The shift is exact.
+                    let shift = _mm_cvtsi32_si128(F::START_SHIFT);
+                    terms.starts[m] = _mm256_sra_epi32(self.start::<F>(step, m), shift);
+                }
+                if F::MIN {
+                    terms.offsets[m] = self.offset::<F>(step, m);
+                }
+            }
+            terms
+        }
+    }
+}
+
+/// Of each row at a block, in all lanes.
+struct Terms<const MT: usize> {
+    /// Where the sum starts: `-zero S`; 0 without a zero.
+    starts: [__m256i; MT],
+    /// The offset `d S`; 0 without a minimum.
+    offsets: [__m256; MT],
 }
 
 /// A piece of MT rows, weights in format F.
@@ -179,14 +234,9 @@ unsafe fn chains<F: Format, const MT: usize>(piece: &Piece<'_>) {
                 block = block.add(F::HEAD);
             }
             for step in 0..F::STEPS {
-                let mut starts = [_mm256_setzero_si256(); MT];
-                if F::ZERO != 0 {
-                    for m in 0..MT {
-                        starts[m] = x.start::<F>(step, m);
-                    }
-                }
+                let terms = x.terms::<F, MT>(step);
                 for octet in 0..4 {
-                    dot::<F, MT>(unit, block, octet, step, &x, &starts, &mut acc[octet]);
+                    dot::<F, MT>(unit, block, octet, step, &x, &terms, &mut acc[octet]);
                 }
             }
             block = block.add(F::BLOCK);
@@ -216,12 +266,12 @@ unsafe fn dot<F: Format, const MT: usize>(
     octet: usize,
     step: usize,
     x: &Rows,
-    starts: &[__m256i; MT],
+    terms: &Terms<MT>,
     acc: &mut [__m256; MT],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut sum = Sum { narrow: [[_mm256_setzero_si256(); MT]; 2], wide: *starts };
+        let mut sum = Sum { narrow: [[_mm256_setzero_si256(); MT]; 2], wide: terms.starts };
         if step == 0 {
             quad::<F, MT, 0>(block, octet, x, &mut sum);
             quad::<F, MT, 1>(block, octet, x, &mut sum);
@@ -235,13 +285,12 @@ unsafe fn dot<F: Format, const MT: usize>(
             quad::<F, MT, 7>(block, octet, x, &mut sum);
         }
         let dw = scale::<F>(unit, block, octet, step);
-        let mw = min::<F>(unit, block, octet);
+        let mw = min::<F>(unit, block, octet, step);
         for m in 0..MT {
             let d = _mm256_mul_ps(dw, _mm256_castsi256_ps(x.term(0, m)));
             acc[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum.wide[m]), d, acc[m]);
             if let Some(mw) = mw {
-                let offset = _mm256_castsi256_ps(x.term(1, m));
-                acc[m] = _mm256_fmadd_ps(mw, offset, acc[m]);
+                acc[m] = _mm256_fmadd_ps(mw, terms.offsets[m], acc[m]);
             }
         }
     }
@@ -251,6 +300,17 @@ unsafe fn dot<F: Format, const MT: usize>(
 struct Sum<const MT: usize> {
     narrow: [[__m256i; MT]; 2],
     wide: [__m256i; MT],
+}
+
+/// Quads whose products add up in an i16, of those of a step; 0 if codes are taken apart.
+const fn exact<F: Format>() -> usize {
+    let fit = i16::MAX as usize / (2 * 127 * F::CODES.largest() as usize);
+    let n = 8 / F::STEPS;
+    match fit {
+        0 => 0,
+        _ if fit < n => 1 << fit.ilog2(),
+        _ => n,
+    }
 }
 
 /// Adds the products of k = 4 QUAD..4 QUAD + 4.
@@ -264,12 +324,8 @@ unsafe fn quad<F: Format, const MT: usize, const QUAD: usize>(
     x: &Rows,
     sum: &mut Sum<MT>,
 ) {
-    let exact = match F::CODES {
-        Codes::Four | Codes::Eight => 8,
-        Codes::Five { .. } => 4,
-        Codes::Six { .. } => 2,
-        Codes::Small { exact } => exact,
-    };
+    let exact = const { exact::<F>() };
+    let (apart, exact) = if exact == 0 { (true, 8 / F::STEPS) } else { (false, exact) };
     // SAFETY: the caller's promise.
     unsafe {
         let low = _mm256_set1_epi8(15);
@@ -277,7 +333,7 @@ unsafe fn quad<F: Format, const MT: usize, const QUAD: usize>(
         for m in 0..MT {
             let q = x.quad(m, QUAD);
             let [narrow, high] = &mut sum.narrow;
-            if let Codes::Eight = F::CODES {
+            if apart {
                 let (w, w_high) =
                     (_mm256_and_si256(w, low), _mm256_and_si256(_mm256_srli_epi16::<4>(w), low));
                 narrow[m] = _mm256_add_epi16(narrow[m], _mm256_maddubs_epi16(w, q));
@@ -289,7 +345,7 @@ unsafe fn quad<F: Format, const MT: usize, const QUAD: usize>(
                 let ones = _mm256_set1_epi16(1);
                 sum.wide[m] = _mm256_add_epi32(sum.wide[m], _mm256_madd_epi16(narrow[m], ones));
                 narrow[m] = _mm256_setzero_si256();
-                if let Codes::Eight = F::CODES {
+                if apart {
                     let high = _mm256_madd_epi16(high[m], _mm256_set1_epi16(16));
                     sum.wide[m] = _mm256_add_epi32(sum.wide[m], high);
                 }

@@ -6,7 +6,8 @@ mod linear;
 
 use std::arch::x86_64::*;
 
-use super::format::{Expanded, Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::format::{Expanded, Format, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K};
+use super::format::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::share::{self, Piece};
 use crate::dtype::DType;
 use crate::linear::{LinearKernel, TileArgs};
@@ -18,21 +19,25 @@ const OCTET_ROWS: usize = 8;
 
 /// The kernel of the linear op for weights of `dtype`.
 pub(crate) fn linear(dtype: DType) -> Option<LinearKernel> {
-    type Zero<const ZERO: i32, const EXACT: usize> = Expanded<ZERO, false, 1, EXACT>;
-    type Min<const EXACT: usize> = Expanded<0, true, 1, EXACT>;
-    type Sixteens = Expanded<32, false, 2, 2>;
+    type Zero<const ZERO: i32, const LARGEST: u8> = Expanded<ZERO, false, 1, LARGEST>;
+    type Min<const LARGEST: u8> = Expanded<0, true, 1, LARGEST>;
     Some(match dtype {
         DType::F32 => floats::<F32>,
         DType::F16 => floats::<F16>,
         DType::BF16 => floats::<BF16>,
-        DType::Q4_0 => blocks::<Q4_0, Zero<8, 8>>,
-        DType::Q4_1 => blocks::<Q4_1, Min<8>>,
-        DType::Q5_0 => blocks::<Q5_0, Zero<16, 4>>,
-        DType::Q5_1 => blocks::<Q5_1, Min<4>>,
+        DType::Q4_0 => blocks::<Q4_0, Zero<8, 15>>,
+        DType::Q4_1 => blocks::<Q4_1, Min<15>>,
+        DType::Q5_0 => blocks::<Q5_0, Zero<16, 31>>,
+        DType::Q5_1 => blocks::<Q5_1, Min<31>>,
         DType::Q8_0 => blocks::<Q8_0, Q8_0>,
-        DType::Q4_K => blocks::<Q4K, Min<8>>,
-        DType::Q5_K => blocks::<Q5K, Min<4>>,
-        DType::Q6_K => blocks::<Q6K, Sixteens>,
+        DType::IQ4_NL => blocks::<Iq4Nl, Zero<128, 241>>,
+        DType::MXFP4 => blocks::<Mxfp4, Zero<16, 28>>,
+        DType::Q2_K => blocks::<Q2K, Expanded<0, true, 2, 3>>,
+        DType::Q3_K => blocks::<Q3K, Expanded<4, false, 2, 7>>,
+        DType::Q4_K => blocks::<Q4K, Min<15>>,
+        DType::Q5_K => blocks::<Q5K, Min<31>>,
+        DType::Q6_K => blocks::<Q6K, Expanded<32, false, 2, 63>>,
+        DType::IQ4_XS => blocks::<Iq4Xs, Zero<128, 241>>,
         _ => return None,
     })
 }

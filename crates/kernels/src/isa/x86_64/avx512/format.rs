@@ -17,12 +17,18 @@ pub(super) unsafe fn codes<F: Format, const QUAD: usize>(
     block: *const u8,
     strip: usize,
 ) -> __m512i {
-    // SAFETY: the module's rules; every section lies in the block, vectors on 64 bytes.
+    // SAFETY: the module's rules; every section lies in the block, vectors of 8 bits on 64 bytes.
     unsafe {
         match F::CODES {
+            Codes::Two => pairs::<QUAD>(block, strip),
+            Codes::Three { third } => {
+                let third = bits::<QUAD>(block.add(third), strip);
+                let low = pairs::<QUAD>(block, strip);
+                _mm512_mask_add_epi8(low, third, low, _mm512_set1_epi8(4))
+            }
             Codes::Four => nibbles::<QUAD>(block, strip),
             Codes::Five { fifth } => {
-                let fifth = block.add(fifth + 64 * strip + 8 * QUAD).cast::<u64>().read();
+                let fifth = bits::<QUAD>(block.add(fifth), strip);
                 let low = nibbles::<QUAD>(block, strip);
                 _mm512_mask_add_epi8(low, fifth, low, _mm512_set1_epi8(16))
             }
@@ -43,7 +49,12 @@ pub(super) unsafe fn codes<F: Format, const QUAD: usize>(
                     _mm512_set1_epi8(0x30),
                 )
             }
-            Codes::Eight | Codes::Small { .. } => {
+            Codes::Book { codes } => {
+                let codes = _mm_loadu_si128(codes.as_ptr().cast());
+                let codes = _mm512_broadcast_i32x4(codes);
+                _mm512_shuffle_epi8(codes, nibbles::<QUAD>(block, strip))
+            }
+            Codes::Eight | Codes::Bytes { .. } => {
                 _mm512_load_si512(block.add(512 * strip + 64 * QUAD).cast())
             }
         }
@@ -70,10 +81,23 @@ pub(super) unsafe fn scale<F: Format>(
                 let sc = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(sc));
                 _mm512_mul_ps(halves(unit.add(d + 32 * strip)), sc)
             }
-            Scales::Sixteens { d, sc } => {
+            Scales::Signed { d, sc, .. } => {
                 let sc = _mm_load_si128(block.add(sc + 32 * step + 16 * strip).cast());
                 let sc = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sc));
                 _mm512_mul_ps(halves(unit.add(d + 32 * strip)), sc)
+            }
+            Scales::Joined { d, sc_m, .. } => {
+                let sc = _mm_load_si128(block.add(sc_m + 32 * step + 16 * strip).cast());
+                let sc = _mm_and_si128(sc, _mm_set1_epi8(15));
+                let sc = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(sc));
+                _mm512_mul_ps(halves(unit.add(d + 32 * strip)), sc)
+            }
+            Scales::Exponent { e } => {
+                let e = _mm_load_si128(block.add(e + 16 * strip).cast());
+                let double = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(e));
+                // Of 2^-127 that is 0, and subnormal.
+                let double = _mm512_max_epi32(double, _mm512_set1_epi32(1 << 22));
+                _mm512_mul_ps(_mm512_castsi512_ps(double), _mm512_set1_ps(0.5))
             }
             Scales::Expanded { dw, .. } => {
                 _mm512_load_ps(block.add(dw + 128 * step + 64 * strip).cast())
@@ -82,7 +106,7 @@ pub(super) unsafe fn scale<F: Format>(
     }
 }
 
-/// `m`, or `None` if the format has no minimum.
+/// `m` for step `step` of the block, or `None` if the format has no minimum.
 ///
 /// # Safety
 /// See the module.
@@ -91,18 +115,26 @@ pub(super) unsafe fn min<F: Format>(
     unit: *const u8,
     block: *const u8,
     strip: usize,
+    step: usize,
 ) -> Option<__m512> {
     // SAFETY: the module's rules; every section lies in the unit or block.
     unsafe {
         match F::SCALES {
-            Scales::Plain { .. } | Scales::Sixteens { .. } => None,
+            Scales::Plain { .. } | Scales::Signed { .. } | Scales::Exponent { .. } => None,
             Scales::Expanded { min: false, .. } => None,
             Scales::Expanded { dw, steps, min: true } => {
-                Some(_mm512_load_ps(block.add(dw + 128 * steps + 64 * strip).cast()))
+                Some(_mm512_load_ps(block.add(dw + 128 * (steps + step) + 64 * strip).cast()))
             }
             Scales::Min { m, .. } => Some(halves(block.add(m + 32 * strip))),
             Scales::Super { dmin, m, .. } => {
                 let m = _mm_load_si128(block.add(m + 16 * strip).cast());
+                let m = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(m));
+                let product = _mm512_mul_ps(halves(unit.add(dmin + 32 * strip)), m);
+                Some(_mm512_xor_ps(product, _mm512_set1_ps(-0.0)))
+            }
+            Scales::Joined { dmin, sc_m, .. } => {
+                let m = _mm_load_si128(block.add(sc_m + 32 * step + 16 * strip).cast());
+                let m = _mm_and_si128(_mm_srli_epi16::<4>(m), _mm_set1_epi8(15));
                 let m = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(m));
                 let product = _mm512_mul_ps(halves(unit.add(dmin + 32 * strip)), m);
                 Some(_mm512_xor_ps(product, _mm512_set1_ps(-0.0)))
@@ -117,10 +149,33 @@ pub(super) unsafe fn min<F: Format>(
 unsafe fn nibbles<const QUAD: usize>(block: *const u8, strip: usize) -> __m512i {
     // SAFETY: inside the 512 bytes of 4-bit codes.
     unsafe {
-        let pair = _mm512_load_si512(block.add(256 * strip + 64 * (QUAD % 4)).cast());
+        // Blocks of some formats are on 32 bytes.
+        let pair = _mm512_loadu_si512(block.add(256 * strip + 64 * (QUAD % 4)).cast());
         let low = if QUAD < 4 { pair } else { _mm512_srli_epi16::<4>(pair) };
         _mm512_and_si512(low, _mm512_set1_epi8(15))
     }
+}
+
+/// # Safety
+/// See the module.
+#[inline(always)]
+unsafe fn pairs<const QUAD: usize>(block: *const u8, strip: usize) -> __m512i {
+    // SAFETY: inside the 256 bytes of 2-bit codes.
+    unsafe {
+        let four = _mm512_load_si512(block.add(128 * strip + 64 * (QUAD / 4)).cast());
+        let pairs = _mm512_srl_epi16(four, _mm_cvtsi32_si128(2 * (QUAD % 4) as i32));
+        _mm512_and_si512(pairs, _mm512_set1_epi8(3))
+    }
+}
+
+/// The bytes whose single bit is set.
+///
+/// # Safety
+/// See the module; 128 bytes of single bits at `bits`.
+#[inline(always)]
+unsafe fn bits<const QUAD: usize>(bits: *const u8, strip: usize) -> __mmask64 {
+    // SAFETY: the caller's promise.
+    unsafe { bits.add(64 * strip + 8 * QUAD).cast::<u64>().read() }
 }
 
 /// # Safety

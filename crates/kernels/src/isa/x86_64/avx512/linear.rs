@@ -5,16 +5,19 @@ use std::arch::x86_64::*;
 use super::format::{codes, min, scale};
 use super::{spilled, store};
 use crate::isa::x86_64::format::{Codes, Expanded, Format};
-use crate::isa::x86_64::share::{Kernels, Piece, by_rows};
+use crate::isa::x86_64::share::{Kernels, Piece, SCRATCH, by_rows};
 use crate::mat::{ACT_BLOCK, BLOCK_BYTES, PANEL, START_ZERO};
 
-/// Expanded weights with a zero, with a minimum, and with a scale for each 16 k.
-pub(super) type Zero = Expanded<START_ZERO, false, 1, 8>;
-pub(super) type Min = Expanded<0, true, 1, 8>;
-pub(super) type Sixteens = Expanded<START_ZERO, false, 2, 8>;
+/// Expanded weights with a zero and with a minimum, and the same for each 16 k.
+pub(super) type Zero = Expanded<START_ZERO, false, 1, 255>;
+pub(super) type Min = Expanded<0, true, 1, 255>;
+pub(super) type ZeroHalves = Expanded<START_ZERO, false, 2, 255>;
+pub(super) type MinHalves = Expanded<0, true, 2, 255>;
 
 /// The kernels of packed format F; many rows read it as E.
 pub(super) const fn kernels<F: Format, E: Format>() -> Kernels {
+    assert!(F::CHUNK / ACT_BLOCK * E::BLOCK <= SCRATCH);
+    assert!(F::STEPS == E::STEPS);
     Kernels {
         float: false,
         unit: F::BLOCKS * ACT_BLOCK,
@@ -23,8 +26,8 @@ pub(super) const fn kernels<F: Format, E: Format>() -> Kernels {
         // 2 x 8 integer accumulators; those of f32 wait on the stack in the meantime.
         max_rows: PANEL,
         expand_from: match F::CODES {
-            Codes::Five { .. } | Codes::Six { .. } => 9,
-            _ => 16,
+            Codes::Four | Codes::Eight | Codes::Bytes { .. } => 16,
+            _ => 9,
         },
         expand: expand::<F, E>,
         few: compute::<F>,
@@ -68,9 +71,9 @@ unsafe fn expand<F: Format, E: Format>(w: *const u8, n: usize, to: *mut u8) -> *
                 for step in 0..F::STEPS {
                     let dw = scale::<F>(unit, block, s, step);
                     _mm512_store_ps(to_scales.add(128 * step).cast(), dw);
-                }
-                if let Some(mw) = min::<F>(unit, block, s) {
-                    _mm512_store_ps(to_scales.add(128 * F::STEPS).cast(), mw);
+                    if let Some(mw) = min::<F>(unit, block, s, step) {
+                        _mm512_store_ps(to_scales.add(128 * (F::STEPS + step)).cast(), mw);
+                    }
                 }
             }
             block = block.add(F::BLOCK);
@@ -145,7 +148,7 @@ unsafe fn term<const MT: usize>(x: *const u8, term: usize, m: usize) -> __m512i 
     }
 }
 
-/// Where the sum of row `m` in step `step` starts: `-zero S`.
+/// The start of row `m` in step `step`: `-128 S`.
 ///
 /// # Safety
 /// As [`term`].
@@ -153,13 +156,30 @@ unsafe fn term<const MT: usize>(x: *const u8, term: usize, m: usize) -> __m512i 
 unsafe fn start<F: Format, const MT: usize>(x: *const u8, step: usize, m: usize) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe {
-        let start = match (F::STEPS, step) {
+        match (F::STEPS, step) {
             (1, _) => term::<MT>(x, 2, m),
             (_, 0) => term::<MT>(x, 3, m),
             _ => _mm512_sub_epi32(term::<MT>(x, 2, m), term::<MT>(x, 3, m)),
-        };
+        }
+    }
+}
+
+/// The offset of row `m` in step `step`: `d S`.
+///
+/// # Safety
+/// As [`term`].
+#[inline(always)]
+unsafe fn offset<F: Format, const MT: usize>(x: *const u8, step: usize, m: usize) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if F::STEPS == 1 {
+            return _mm512_castsi512_ps(term::<MT>(x, 1, m));
+        }
         // The shift is exact.
-        _mm512_sra_epi32(start, _mm_cvtsi32_si128(F::START_SHIFT))
+        let shift = _mm_cvtsi32_si128(START_ZERO.ilog2() as i32);
+        let minus_sum = _mm512_sra_epi32(start::<F, MT>(x, step, m), shift);
+        let sum = _mm512_sub_epi32(_mm512_setzero_si512(), minus_sum);
+        _mm512_mul_ps(_mm512_castsi512_ps(term::<MT>(x, 0, m)), _mm512_cvtepi32_ps(sum))
     }
 }
 
@@ -180,7 +200,9 @@ unsafe fn dot<F: Format, const MT: usize>(
             let mut sum = [[_mm512_setzero_si512(); MT]; 2];
             if F::ZERO != 0 {
                 for m in 0..MT {
-                    let start = start::<F, MT>(x, step, m);
+                    // The shift is exact.
+                    let shift = _mm_cvtsi32_si128(F::START_SHIFT);
+                    let start = _mm512_sra_epi32(start::<F, MT>(x, step, m), shift);
                     sum[0][m] = start;
                     sum[1][m] = start;
                 }
@@ -199,12 +221,12 @@ unsafe fn dot<F: Format, const MT: usize>(
             }
             for s in 0..2 {
                 let dw = scale::<F>(unit, block, s, step);
-                let mw = min::<F>(unit, block, s);
+                let mw = min::<F>(unit, block, s, step);
                 for m in 0..MT {
                     let d = _mm512_mul_ps(dw, _mm512_castsi512_ps(term::<MT>(x, 0, m)));
                     acc[s][m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[s][m]), d, acc[s][m]);
                     if let Some(mw) = mw {
-                        let offset = _mm512_castsi512_ps(term::<MT>(x, 1, m));
+                        let offset = offset::<F, MT>(x, step, m);
                         acc[s][m] = _mm512_fmadd_ps(mw, offset, acc[s][m]);
                     }
                 }

@@ -6,13 +6,14 @@ mod linear;
 
 use std::arch::x86_64::*;
 
-use super::format::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::format::{Format, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K};
+use super::format::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::share::{self, Piece};
 use crate::dtype::DType;
 use crate::linear::{LinearKernel, TileArgs};
 use crate::weight::tile::{ROWS, STRIP_ROWS};
 use float::{BF16, F16, F32, Float};
-use linear::{Min, Sixteens, Zero};
+use linear::{Min, MinHalves, Zero, ZeroHalves};
 
 /// The kernel of the linear op for weights of `dtype`.
 pub(crate) fn linear(dtype: DType) -> Option<LinearKernel> {
@@ -25,9 +26,14 @@ pub(crate) fn linear(dtype: DType) -> Option<LinearKernel> {
         DType::Q5_0 => blocks::<Q5_0, Zero>,
         DType::Q5_1 => blocks::<Q5_1, Min>,
         DType::Q8_0 => blocks::<Q8_0, Q8_0>,
+        DType::IQ4_NL => blocks::<Iq4Nl, Zero>,
+        DType::MXFP4 => blocks::<Mxfp4, Zero>,
+        DType::Q2_K => blocks::<Q2K, MinHalves>,
+        DType::Q3_K => blocks::<Q3K, ZeroHalves>,
         DType::Q4_K => blocks::<Q4K, Min>,
         DType::Q5_K => blocks::<Q5K, Min>,
-        DType::Q6_K => blocks::<Q6K, Sixteens>,
+        DType::Q6_K => blocks::<Q6K, ZeroHalves>,
+        DType::IQ4_XS => blocks::<Iq4Xs, Zero>,
         _ => return None,
     })
 }
