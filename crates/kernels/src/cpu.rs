@@ -13,6 +13,8 @@ pub struct Cpu {
     pub(crate) isa: Isa,
     pub(crate) team: Team,
     pub(crate) attention: Mutex<attention::Scratch>,
+    /// For each thread, products on their way through [`Cpu::linear_gated`].
+    pub(crate) products: Vec<Mutex<Vec<f32>>>,
     pub(crate) profile: Arc<Profile>,
 }
 
@@ -27,6 +29,7 @@ impl Cpu {
             isa,
             team: Team::new(n_threads),
             attention: Mutex::default(),
+            products: (0..n_threads).map(|_| Mutex::default()).collect(),
             profile: Arc::default(),
         }
     }

@@ -1,12 +1,16 @@
-//! `gated`: the product in the middle of a gated feed-forward layer (Shazeer 2020,
-//! arXiv:2002.05202).
+//! `linear_gated`: the first half of a gated feed-forward layer (Shazeer 2020, arXiv:2002.05202).
 
 use crate::cpu::Cpu;
-use crate::mat::{ACT_BLOCK, Acts, Mat};
+use crate::linear::TileArgs;
+use crate::mat::{ACT_BLOCK, Acts, Panel};
 use crate::math;
 use crate::profile::Op;
-use crate::quantize::{ActRow, ActRows, load_block};
+use crate::quantize::{ActRows, Writer, load_block};
 use crate::simd::{Kernel, Simd};
+use crate::weight::QMat;
+use crate::weight::tile::ROWS;
+use std::ops::Range;
+use std::sync::PoisonError;
 
 /// The function on the gate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,76 +21,167 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// Columns of an item: some microsecond of work, so that one row still uses several threads.
-const ITEM_COLS: usize = 1024;
+/// Bytes of gates and their partners that wait in a second-level cache.
+const CHUNK_BYTES: usize = 256 << 10;
 
 impl Cpu {
-    /// `y = act(gate) * up`, in the forms that `y` has. `gate` and `up` are `[T, F]`; `y` gets `T`
-    /// rows.
+    /// `y = act(gate x) * (up x)`, in the forms that `y` has: both products and what follows, some
+    /// outputs at a time, so that the products never leave the caches. `x` is `[T, D]`, the weights
+    /// `[F, D]`; `y` gets `T` rows of `F`. The chains are those of [`Cpu::linear`].
     ///
     /// # Panics
-    /// If the shapes differ.
-    pub fn gated(&self, act: Activation, gate: &Mat, up: &Mat, y: &mut Acts) {
-        assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()));
-        assert_eq!(gate.cols(), y.cols());
-        y.set_rows(gate.rows());
-        let _timer = self.profile.time(|| (Op::Gated, 0, 0));
+    /// If the shapes differ, or `x` lacks a form that a weight reads.
+    pub fn linear_gated(&self, x: &Acts, [gate, up]: [&QMat; 2], act: Activation, y: &mut Acts) {
+        assert_eq!((gate.n_out(), gate.n_in()), (up.n_out(), up.n_in()));
+        assert_eq!((x.cols(), y.cols()), (gate.n_in(), gate.n_out()));
+        let forms = gate.forms().or(up.forms());
+        assert_eq!(x.forms.or(forms), x.forms, "x has the forms that the weights read");
+        y.set_rows(x.rows());
+        if x.rows() == 0 {
+            return;
+        }
+        let (n_rows, n_out) = (x.rows(), gate.n_out());
+        let _timer = self.profile.time(|| {
+            let op = Op::LinearGated { n_out, n_in: x.cols(), dtype: gate.dtype() };
+            (op, gate.n_bytes() + up.n_bytes(), 2 * n_rows * x.cols() * n_out)
+        });
         let rows = ActRows::new(y);
-        let n_parts = gate.cols().div_ceil(ITEM_COLS);
-        self.team.for_each(gate.rows() * n_parts, |item| {
-            let (t, part) = (item / n_parts, item % n_parts);
-            let cols = part * ITEM_COLS..gate.cols().min((part + 1) * ITEM_COLS);
-            // SAFETY: each item has its own columns of a row.
-            let y = unsafe { rows.part(t, cols.clone()) };
-            let (gate, up) = (&gate.row(t)[cols.clone()], &up.row(t)[cols]);
-            self.compute(Gated { act, gate, up, y });
+        let n_threads = self.n_threads();
+        let chunk = (CHUNK_BYTES / (2 * n_rows * ROWS * size_of::<f32>())).max(1);
+        self.team.run(&|thread| {
+            let tiles =
+                gate.n_tiles() * thread / n_threads..gate.n_tiles() * (thread + 1) / n_threads;
+            let mut products = self.products[thread].lock().unwrap_or_else(PoisonError::into_inner);
+            for first in tiles.clone().step_by(chunk) {
+                let cols = first * ROWS..n_out.min(tiles.end.min(first + chunk) * ROWS);
+                let n = n_rows * cols.len();
+                if products.len() < 2 * n {
+                    products.resize(2 * n, 0.0);
+                }
+                let (gates, ups) = products[..2 * n].split_at_mut(n);
+                for (w, y) in [(gate, &mut *gates), (up, &mut *ups)] {
+                    let share =
+                        w.tiles()[..tiles.end * w.tile_bytes()].split_at(first * w.tile_bytes());
+                    let args = TileArgs {
+                        // More than these columns need, to be fetched ahead.
+                        tiles: share.1,
+                        n_out: cols.len(),
+                        x,
+                        bias: None,
+                        y: y.as_mut_ptr(),
+                        y_stride: cols.len(),
+                        add: false,
+                    };
+                    // SAFETY: `Cpu::new` checked the instruction set, the asserts above the shapes;
+                    // `y` has T rows of so many columns, and is this thread's.
+                    unsafe { (self.isa.linear(w.dtype()))(&args) };
+                }
+                // Each thread has its own columns.
+                self.compute(Gated { act, gates, ups, y: &rows, cols });
+            }
         });
     }
 }
 
+/// What follows the products, for some columns of all rows.
 struct Gated<'a> {
     act: Activation,
-    gate: &'a [f32],
-    up: &'a [f32],
-    y: ActRow<'a>,
+    /// `[T, cols]` both.
+    gates: &'a [f32],
+    ups: &'a [f32],
+    y: &'a ActRows<'a>,
+    cols: Range<usize>,
+}
+
+impl Gated<'_> {
+    /// # Safety
+    /// No other part in use has these columns of `y`.
+    #[inline(always)]
+    unsafe fn rows<S: Simd>(self, s: S) {
+        let Gated { act, gates, ups, y, cols } = self;
+        let mut rows = gates.chunks_exact(cols.len()).zip(ups.chunks_exact(cols.len()));
+        let mut writer = Writer::new(s);
+        for panel in Panel::all(gates.len() / cols.len()) {
+            for (row, (gates, ups)) in (0..panel.height).zip(&mut rows) {
+                // SAFETY: the caller's promise; rows are disjoint.
+                let mut y = unsafe { y.part_of(panel, row, cols.clone()) };
+                let blocks = gates.chunks(ACT_BLOCK).zip(ups.chunks(ACT_BLOCK));
+                for (i, (gate, up)) in blocks.enumerate() {
+                    let (gate, up) = (load_block(s, gate), load_block(s, up));
+                    let gate = match act {
+                        Activation::Silu => [math::silu(s, gate[0]), math::silu(s, gate[1])],
+                        Activation::GeluTanh => {
+                            [math::gelu_tanh(s, gate[0]), math::gelu_tanh(s, gate[1])]
+                        }
+                    };
+                    writer.put(&mut y, i, [s.mul(gate[0], up[0]), s.mul(gate[1], up[1])]);
+                }
+            }
+        }
+        writer.finish();
+    }
 }
 
 impl Kernel for Gated<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let blocks = self.gate.chunks(ACT_BLOCK).zip(self.up.chunks(ACT_BLOCK));
-        for (i, (gate, up)) in blocks.enumerate() {
-            let (gate, up) = (load_block(s, gate), load_block(s, up));
-            let act = match self.act {
-                Activation::Silu => [math::silu(s, gate[0]), math::silu(s, gate[1])],
-                Activation::GeluTanh => [math::gelu_tanh(s, gate[0]), math::gelu_tanh(s, gate[1])],
-            };
-            self.y.put(s, i, [s.mul(act[0], up[0]), s.mul(act[1], up[1])]);
-        }
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: who makes one promises it.
+        unsafe { self.rows(s) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::DType;
+    use crate::linear::Linear;
+    use crate::mat::{Forms, Mat};
     use crate::test_util::{Random, acts, assert_near, random_mat, run_everywhere};
 
+    /// Weights of F32 and of Q8_0, `[n_out, n_in]`.
+    fn weights(random: &mut Random, n_out: usize, n_in: usize) -> [QMat; 2] {
+        let values: Vec<f32> = (0..n_out * n_in).map(|_| random.value()).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let blocks: Vec<u8> = (0..n_out * n_in / 32)
+            .flat_map(|_| {
+                let scale = half::f16::from_f32(random.value() / 64.0).to_le_bytes();
+                let codes: Vec<u8> = (0..32).map(|_| random.next() as u8).collect();
+                scale.into_iter().chain(codes).collect::<Vec<u8>>()
+            })
+            .collect();
+        [
+            QMat::pack(DType::F32, n_out, n_in, &bytes).unwrap(),
+            QMat::pack(DType::Q8_0, n_out, n_in, &blocks).unwrap(),
+        ]
+    }
+
     #[test]
-    fn close_to_f64() {
-        for cols in [7, 64, 1536, 2080] {
-            let mut random = Random::new(cols as u64);
-            let mut gate = random_mat(&mut random, 3, cols);
-            gate.as_mut_slice().iter_mut().for_each(|x| *x *= 8.0);
-            let up = random_mat(&mut random, 3, cols);
+    fn it_is_both_products_and_what_follows() {
+        for (n_rows, n_out) in [(1, 32), (3, 70), (8, 7), (9, 256), (60, 2080), (300, 96)] {
+            let mut random = Random::new(n_out as u64);
+            let mut x = random_mat(&mut random, n_rows, 64);
+            x.as_mut_slice().iter_mut().for_each(|x| *x *= 2.0);
+            let [gate, up] = weights(&mut random, n_out, 64);
             for act in [Activation::Silu, Activation::GeluTanh] {
                 let y = run_everywhere(|cpu| {
-                    let mut y = acts(cols);
-                    cpu.gated(act, &gate, &up, &mut y);
+                    let mut both = Acts::new(64, Forms { float: true, int8: true });
+                    cpu.quantize(&x, &mut both);
+                    let mut y = acts(n_out);
+                    cpu.linear_gated(&both, [&gate, &up], act, &mut y);
                     y
                 });
-                let exact = gate.as_slice().iter().zip(up.as_slice()).map(|(&gate, &up)| {
+                // The products by the op for them, then the formula.
+                let cpu = Cpu::new(crate::Isa::Scalar, 1);
+                let mut both = Acts::new(64, Forms { float: true, int8: true });
+                cpu.quantize(&x, &mut both);
+                let [gates, ups] = [&gate, &up].map(|w| {
+                    let mut y = Mat::zeros(n_rows, n_out);
+                    cpu.linear(&both, &mut [Linear { w, bias: None, y: &mut y, add: false }]);
+                    y
+                });
+                let exact = gates.as_slice().iter().zip(ups.as_slice()).map(|(&gate, &up)| {
                     let x = f64::from(gate);
                     let cubic = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
                     f64::from(up)

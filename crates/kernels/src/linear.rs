@@ -144,7 +144,7 @@ impl<'a> Part<'a> {
 
 /// A share of one product for one thread: consecutive row tiles times all T rows.
 pub(crate) struct TileArgs<'a> {
-    /// Whole row tiles.
+    /// Whole row tiles, at least as many as `n_out` takes.
     pub(crate) tiles: &'a [u8],
     /// Output rows in them: the last tile may be ragged.
     pub(crate) n_out: usize,

@@ -7,7 +7,7 @@
 use crate::cpu::Cpu;
 use crate::mat::{ACT_BLOCK, Acts, Mat};
 use crate::profile::Op;
-use crate::quantize::{ActRow, ActRows, load_block};
+use crate::quantize::{ActRow, ActRows, Writer, load_block};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::split::Split;
 
@@ -88,12 +88,14 @@ impl Kernel for RmsNorm<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let r = s.splat(reciprocal_rms(s, self.x, self.eps));
+        let mut writer = Writer::new(s);
         let blocks = self.x.chunks(ACT_BLOCK).zip(self.weight.chunks(ACT_BLOCK));
         for (i, (x, weight)) in blocks.enumerate() {
             let (x, weight) = (load_block(s, x), load_block(s, weight));
             let y = [s.mul(s.mul(x[0], r), weight[0]), s.mul(s.mul(x[1], r), weight[1])];
-            self.y.put(s, i, y);
+            writer.put(&mut self.y, i, y);
         }
+        writer.finish();
     }
 }
 

@@ -28,8 +28,15 @@ pub enum Op {
     StoreKv,
     /// Attention.
     Attention,
-    /// The gate of the feed-forward layer.
-    Gated,
+    /// Two products and the gate between them.
+    LinearGated {
+        /// Outputs of each.
+        n_out: usize,
+        /// Inputs.
+        n_in: usize,
+        /// Format of the gate.
+        dtype: DType,
+    },
     /// The cap of the logits.
     Softcap,
 }
@@ -40,12 +47,14 @@ impl std::fmt::Display for Op {
             Op::Linear { n_out, n_in, dtype } => {
                 return f.pad(&format!("linear {n_in} to {n_out} {dtype}"));
             }
+            Op::LinearGated { n_out, n_in, dtype } => {
+                return f.pad(&format!("gate, up {n_in} to 2 x {n_out} {dtype}"));
+            }
             Op::Embed => "embed",
             Op::Norm => "norm",
             Op::Rope => "rope",
             Op::StoreKv => "store k, v",
             Op::Attention => "attention",
-            Op::Gated => "gate",
             Op::Softcap => "softcap",
         };
         f.pad(name)

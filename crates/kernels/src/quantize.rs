@@ -42,9 +42,11 @@ impl Kernel for Quantize<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
+        let mut writer = Writer::new(s);
         for (i, x) in self.x.chunks(ACT_BLOCK).enumerate() {
-            self.y.put(s, i, load_block(s, x));
+            writer.put(&mut self.y, i, load_block(s, x));
         }
+        writer.finish();
     }
 }
 
@@ -64,10 +66,16 @@ pub(crate) fn quantize_block<S: Simd>(s: S, [low, high]: [S::F; 2]) -> (f32, [S:
     let amax = s.largest_abs(s.max_abs(low, high));
     let d = amax / 127.0;
     let (d, id) = if amax < SMALLEST_AMAX { (0.0, 0.0) } else { (d, 1.0 / d) };
+    (d, codes(s, [low, high], id))
+}
+
+/// The codes of values, `id` the inverse of their scale.
+#[inline(always)]
+fn codes<S: Simd>(s: S, values: [S::F; 2], id: f32) -> [S::F; 2] {
     // `max` makes a code of a NaN.
-    let low = s.round(s.max(s.mul(low, s.splat(id)), s.splat(-127.0)));
-    let high = s.round(s.max(s.mul(high, s.splat(id)), s.splat(-127.0)));
-    (d, [low, high])
+    let code = |x| s.round(s.max(s.mul(x, s.splat(id)), s.splat(-127.0)));
+    let [low, high] = values;
+    [code(low), code(high)]
 }
 
 /// The rows of an [`Acts`], to be written by different threads.
@@ -116,7 +124,25 @@ impl<'a> ActRows<'a> {
     /// # Safety
     /// No other part in use has any of them.
     pub(crate) unsafe fn part(&self, t: usize, cols: Range<usize>) -> ActRow<'_> {
-        assert!(t < self.rows && cols.start <= cols.end && cols.end <= self.cols);
+        let panel = Panel::of_row(self.rows, t);
+        // SAFETY: the caller's promise.
+        unsafe { self.part_of(panel, t - panel.first, cols) }
+    }
+
+    /// [`ActRows::part`] of a row of a panel.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline]
+    pub(crate) unsafe fn part_of(
+        &self,
+        panel: Panel,
+        row: usize,
+        cols: Range<usize>,
+    ) -> ActRow<'_> {
+        let t = panel.first + row;
+        assert!(row < panel.height && t < self.rows);
+        assert!(cols.start <= cols.end && cols.end <= self.cols);
         debug_assert!(cols.start.is_multiple_of(ACT_BLOCK));
         let float = match self.float.len() {
             0 => &mut [][..],
@@ -124,13 +150,12 @@ impl<'a> ActRows<'a> {
             _ => unsafe { self.float.part(t * self.cols + cols.start..t * self.cols + cols.end) },
         };
         let int8 = (self.panels.len() > 0).then(|| {
-            let panel = Panel::of_row(self.rows, t);
             let blocks = cols.start / ACT_BLOCK..cols.end / ACT_BLOCK;
             let first = panel.start(self.cols) + blocks.start * panel.height * BLOCK_BYTES;
             assert!(first + blocks.len() * panel.height * BLOCK_BYTES <= self.panels.len());
             PanelRow {
                 start: self.panels.as_mut_ptr().wrapping_add(first),
-                row: t - panel.first,
+                row,
                 height: panel.height,
                 n_blocks: blocks.len(),
                 panels: PhantomData,
@@ -140,14 +165,52 @@ impl<'a> ActRows<'a> {
     }
 }
 
-impl ActRow<'_> {
-    /// Writes block `i`: 32 values, or what the row's end leaves of them.
+/// Blocks that a [`Writer`] handles together.
+const BATCH: usize = LANES;
+
+/// Writes blocks to rows. What is told of a whole block, its largest value and the sums of its codes,
+/// is computed for sixteen blocks at once, each in a lane.
+pub(crate) struct Writer<'a, S: Simd> {
+    s: S,
+    /// Blocks that wait.
+    n: usize,
+    values: [[S::F; 2]; BATCH],
+    largest: [S::F; BATCH],
+    places: [Option<Place<'a>>; BATCH],
+}
+
+/// Where the int8 form of a block goes.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    codes: *mut [[i8; LANES]; 2],
+    /// The first of the words, which are `height` apart.
+    words: *mut u32,
+    height: usize,
+    panels: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a, S: Simd> Writer<'a, S> {
+    /// A writer; nothing is sure to be written before [`Writer::finish`].
     #[inline(always)]
-    pub(crate) fn put<S: Simd>(&mut self, s: S, i: usize, [low, high]: [S::F; 2]) {
-        let start = i * ACT_BLOCK;
-        if !self.float.is_empty() {
-            let end = self.float.len().min(start + ACT_BLOCK);
-            let to = &mut self.float[start..end];
+    pub(crate) fn new(s: S) -> Writer<'a, S> {
+        let zero = s.splat(0.0);
+        Writer {
+            s,
+            n: 0,
+            values: [[zero; 2]; BATCH],
+            largest: [zero; BATCH],
+            places: [None; BATCH],
+        }
+    }
+
+    /// Writes block `i` of a row: 32 values, or what the row's end leaves of them.
+    #[inline(always)]
+    pub(crate) fn put(&mut self, row: &mut ActRow<'a>, i: usize, [low, high]: [S::F; 2]) {
+        let s = self.s;
+        if !row.float.is_empty() {
+            let start = i * ACT_BLOCK;
+            let end = row.float.len().min(start + ACT_BLOCK);
+            let to = &mut row.float[start..end];
             match to.split_at_mut_checked(LANES) {
                 Some((to_low, to_high)) => {
                     s.store_start(low, to_low);
@@ -156,40 +219,81 @@ impl ActRow<'_> {
                 None => s.store_start(low, to),
             }
         }
-        if let Some(row) = &mut self.int8 {
-            let (d, [low, high]) = quantize_block(s, [low, high]);
-            // Whole numbers below 2^24: the sums are exact.
-            let (half, sum) = (s.sum(low), s.sum(s.add(low, high)));
-            let terms = [
-                d.to_bits(),
-                (d * sum).to_bits(),
-                (-START_ZERO * sum as i32) as u32,
-                (-START_ZERO * half as i32) as u32,
-            ];
-            let (codes, words) = row.block(i);
-            s.store_i8(low, &mut codes[0]);
-            s.store_i8(high, &mut codes[1]);
-            for (term, word) in terms.into_iter().zip(words) {
-                *word = term;
+        if let Some(row) = &mut row.int8 {
+            self.values[self.n] = [low, high];
+            self.largest[self.n] = s.max_abs(low, high);
+            self.places[self.n] = Some(row.place(i));
+            self.n += 1;
+            if self.n == BATCH {
+                self.flush();
             }
         }
     }
+
+    /// Writes what waits.
+    #[inline(always)]
+    pub(crate) fn finish(mut self) {
+        if self.n > 0 {
+            self.flush();
+        }
+    }
+
+    #[inline(always)]
+    fn flush(&mut self) {
+        let s = self.s;
+        let zero = s.splat(0.0);
+        let amax = s.largest_abs_each(&self.largest);
+        let d = s.div(amax, s.splat(127.0));
+        let small = s.splat(SMALLEST_AMAX);
+        let id = s.to_array(s.select_lt(amax, small, zero, s.div(s.splat(1.0), d)));
+        let d = s.select_lt(amax, small, zero, d);
+        let (mut halves, mut sums) = ([zero; BATCH], [zero; BATCH]);
+        for lane in 0..self.n {
+            let [low, high] = codes(s, self.values[lane], id[lane]);
+            if let Some(place) = &self.places[lane] {
+                // SAFETY: places are valid, and nobody else's; see `PanelRow::place`.
+                let to = unsafe { &mut *place.codes };
+                s.store_i8(low, &mut to[0]);
+                s.store_i8(high, &mut to[1]);
+            }
+            halves[lane] = low;
+            sums[lane] = s.add(low, high);
+        }
+        // Whole numbers below 2^24: the sums are exact.
+        let (halves, sums) = (s.sum_each(&halves), s.sum_each(&sums));
+        let start = s.splat(-START_ZERO as f32);
+        // SAFETY: whole numbers below 2^31.
+        let whole = |x: S::F| s.to_array(x).map(|x| unsafe { x.to_int_unchecked::<i32>() });
+        let terms = [
+            s.to_array(d).map(f32::to_bits),
+            s.to_array(s.mul(d, sums)).map(f32::to_bits),
+            whole(s.mul(start, sums)).map(|start| start as u32),
+            whole(s.mul(start, halves)).map(|start| start as u32),
+        ];
+        for (lane, place) in self.places[..self.n].iter().flatten().enumerate() {
+            for (i, term) in terms.iter().enumerate() {
+                // SAFETY: as above.
+                unsafe { *place.words.add(i * place.height) = term[lane] };
+            }
+        }
+        self.n = 0;
+    }
 }
 
-impl PanelRow<'_> {
-    /// The codes and the words of block `i`.
+impl<'a> PanelRow<'a> {
+    /// Where block `i` goes.
     #[inline(always)]
-    fn block(&mut self, i: usize) -> (&mut [[i8; LANES]; 2], [&mut u32; 4]) {
+    fn place(&mut self, i: usize) -> Place<'a> {
         assert!(i < self.n_blocks);
-        let (row, height) = (self.row, self.height);
-        // SAFETY: the block lies in the panel, as `ActRows::part` checked; codes and words of
-        // different rows and blocks are disjoint, and these are ours. A panel starts on 16 bytes.
-        unsafe {
-            let block = self.start.add(i * height * BLOCK_BYTES);
-            let codes = block.add(row * ACT_BLOCK).cast();
-            let words = block.add(height * ACT_BLOCK).cast::<u32>().add(row);
-            let word = |i: usize| &mut *words.add(i * height);
-            (&mut *codes, [word(0), word(1), word(2), word(3)])
+        // The block lies in the panel, as `ActRows::part_of` checked; codes and words of different
+        // rows and blocks are disjoint, and these are ours. A panel starts on 16 bytes.
+        let block = self.start.wrapping_add(i * self.height * BLOCK_BYTES);
+        let words = block.wrapping_add(self.height * ACT_BLOCK).cast::<u32>();
+        Place {
+            codes: block.wrapping_add(self.row * ACT_BLOCK).cast(),
+            words: words.wrapping_add(self.row),
+            height: self.height,
+            panels: PhantomData,
         }
     }
 }

@@ -76,9 +76,7 @@ struct Scratch {
     v: Mat,
     /// `[T, H * E]`: attention's output.
     mixed: Acts,
-    /// `[T, F]` twice, and their product.
-    gate: Mat,
-    up: Mat,
+    /// `[T, F]`: the middle of the feed-forward layer.
     hidden: Acts,
     /// `[T, D]`: a sub-layer's output, where a norm comes before the residual.
     sub: Mat,
@@ -245,8 +243,6 @@ impl Scratch {
             k: Mat::zeros(0, meta.n_kv_heads * e),
             v: Mat::zeros(0, meta.n_kv_heads * e),
             mixed: Acts::new(meta.n_heads * e, forms(&[3])),
-            gate: Mat::zeros(0, meta.ffn_len),
-            up: Mat::zeros(0, meta.ffn_len),
             hidden: Acts::new(meta.ffn_len, forms(&[6])),
             sub: Mat::zeros(0, d),
             outputs: Mat::zeros(0, d),
@@ -257,8 +253,8 @@ impl Scratch {
 
     /// Makes room for the rows of a batch and notes their positions.
     fn begin(&mut self, batch: &Batch) {
-        let Scratch { x, q, k, v, gate, up, sub, .. } = self;
-        for mat in [x, q, k, v, gate, up, sub] {
+        let Scratch { x, q, k, v, sub, .. } = self;
+        for mat in [x, q, k, v, sub] {
             mat.set_rows(batch.n_rows());
         }
         self.positions.clear();
@@ -314,9 +310,8 @@ impl Model for Decoder {
 
             // x += down . (act(gate . norm(x)) * (up . norm(x)))
             cpu.rms_norm(&s.x, &layer.ffn_norm, eps, &mut s.normed);
-            let mut gate_up = [store(&layer.gate, &mut s.gate), store(&layer.up, &mut s.up)];
-            cpu.linear(&s.normed, &mut gate_up);
-            cpu.gated(meta.activation, &s.gate, &s.up, &mut s.hidden);
+            let gate_up = [&layer.gate, &layer.up];
+            cpu.linear_gated(&s.normed, gate_up, meta.activation, &mut s.hidden);
             let post_norm = layer.ffn_post_norm.as_deref();
             add_linear(cpu, &s.hidden, &layer.down, post_norm, eps, &mut s.sub, &mut s.x);
         }

@@ -27,9 +27,9 @@
 //! # The work
 //!
 //! Rows times query heads of one key/value head are cut into tiles of up to `Isa::tile_rows`, which
-//! share each vector of K and V that is loaded. In a step of many tiles each is an item, which folds
-//! its segments as it goes; in a step of few there is an item for each segment of each tile, and the
-//! fold follows. Both fold the same numbers in the same order.
+//! share each vector of K and V that is loaded. In a step of many tiles an item is some of them, which
+//! share what is turned into f32 and fold the segments as they go; in a step of few there is an item
+//! for each segment of each tile, and the fold follows. Both fold the same numbers in the same order.
 
 mod plan;
 #[cfg(test)]
@@ -94,7 +94,33 @@ pub(crate) struct Scratch {
     y: Vec<f32>,
     /// Results of single segments.
     partials: Vec<f32>,
-    threads: Vec<Mutex<tile::Scratch>>,
+    threads: Vec<Mutex<Scratches>>,
+}
+
+/// A thread's memory.
+#[derive(Default)]
+struct Scratches {
+    tiles: Vec<TileRows>,
+    queries: Vec<[f32; SEGMENT]>,
+    outputs: Vec<f32>,
+    expanded: tile::Expanded,
+    tile: tile::Scratch,
+}
+
+/// The rows of a tile and what is folded of them.
+struct TileRows {
+    /// Row `j` is query head `j % G` of the group at row `j / G` of the span.
+    rows: Range<usize>,
+    /// The step's row, its position, and its columns in q and y; the last one repeats.
+    places: [(usize, usize, Range<usize>); tile::MAX_ROWS],
+    folded: Folded,
+}
+
+impl TileRows {
+    /// The rows that are computed.
+    fn padded(&self) -> &[(usize, usize, Range<usize>)] {
+        &self.places[..tile::padded_rows(self.rows.len())]
+    }
 }
 
 impl Cpu {
@@ -212,83 +238,106 @@ impl Step<'_> {
         first.start / SEGMENT..last.end.div_ceil(SEGMENT)
     }
 
-    /// Computes an item: the output rows of its tile, or its part of the partial results.
+    /// Computes an item: the output rows of its tiles, or its part of the partial results.
     fn compute_item(
         &self,
         item: &Item,
         plan: &Plan,
         out: &Split<f32>,
         partials: &Split<f32>,
-        scratch: &mut tile::Scratch,
+        scratch: &mut Scratches,
     ) {
         let span = &self.spans[item.span];
         let layout = self.kv.layout();
         let head_size = layout.head_size;
-        let n_rows = item.rows.len();
-        // The step's row, its position, and its columns in q and y, of row `j` of the tile; the
-        // last one repeats.
-        let padded = tile::padded_rows(n_rows);
-        let rows: [(usize, usize, Range<usize>); tile::MAX_ROWS] = from_fn(|j| {
-            let row = item.rows.start + j.min(n_rows - 1);
-            let head = item.head * self.group + row % self.group;
-            let row = row / self.group;
-            (span.rows.start + row, span.position + row, head * head_size..(head + 1) * head_size)
-        });
-        scratch.set_rows(padded, head_size);
-        for (j, (row, _, cols)) in rows[..padded].iter().enumerate() {
-            scratch.set_query(j, padded, &self.q.row(*row)[cols.clone()]);
+        let Scratches { tiles, queries, outputs, expanded, tile: scratch } = scratch;
+        tiles.clear();
+        tiles.extend(item.tiles().map(|rows| self.tile_rows(span, item.head, rows)));
+        // Queries of a tile, `[E / 256][R]`.
+        let n_queries = head_size.div_ceil(SEGMENT) * tile::MAX_ROWS;
+        queries.resize(n_queries * tiles.len(), [0.0; SEGMENT]);
+        for (tile, queries) in tiles.iter().zip(queries.chunks_exact_mut(n_queries)) {
+            let n_rows = tile.rows.len();
+            for (j, (row, _, cols)) in tile.padded().iter().enumerate() {
+                let q = self.q.row(*row)[cols.clone()].chunks(SEGMENT);
+                for (i, q) in q.enumerate() {
+                    queries[i * tile::padded_rows(n_rows) + j][..q.len()].copy_from_slice(q);
+                }
+            }
         }
-        // SAFETY: if it folds, only this item has these columns of these rows, and one row at a time.
-        let y = |j: usize| unsafe {
-            let (row, _, cols) = &rows[j];
-            let start = row * self.q.cols();
-            out.part(start + cols.start..start + cols.end)
-        };
-        let mut folded = Folded::default();
-        if plan.folds {
-            (0..n_rows).for_each(|j| y(j).fill(0.0));
-        }
+        // What is folded of a tile, `[R][E]`.
+        let n_outputs = tile::MAX_ROWS * head_size;
+        outputs.clear();
+        outputs.resize(n_outputs * tiles.len(), 0.0);
         let table = &self.blocks[span.blocks.clone()];
-        for segment in item.segments.clone() {
-            let start = segment * SEGMENT;
-            let seen: [Range<usize>; tile::MAX_ROWS] = from_fn(|j| {
-                let seen = self.seen(rows[j].1);
-                let end = seen.end.clamp(start, start + SEGMENT);
-                seen.start.clamp(start, end) - start..end - start
-            });
+        for number in item.segments.clone() {
+            let start = number * SEGMENT;
             let mut pages = tile::Pages::default();
             let blocks = &table[start / layout.block_len..];
             for (i, &block) in blocks.iter().take(SEGMENT / layout.block_len).enumerate() {
                 pages.k[i] = self.kv.k_page(block, self.layer, item.head);
                 pages.v[i] = self.kv.v_page(block, self.layer, item.head);
             }
-            let tile = Tile { layout, params: self.params, pages, seen: &seen[..padded] };
-            let next = tile.compute(self.cpu, scratch);
-            if plan.folds {
-                let [a, b] = self.cpu.compute(Fold { folded: &mut folded, next: &next });
-                for j in (0..n_rows).filter(|&j| !seen[j].is_empty()) {
-                    let o = &scratch.o[j * head_size..(j + 1) * head_size];
-                    self.cpu.compute(Combine { y: y(j), a: a[j], o, b: b[j] });
+            let mut segment = tile::Segment::new(layout, pages);
+            if tiles.len() > 1 {
+                segment = segment.expand(self.cpu, expanded);
+            }
+            let work = tiles.iter_mut().zip(queries.chunks_exact(n_queries));
+            for ((tile, queries), y) in work.zip(outputs.chunks_exact_mut(n_outputs)) {
+                let seen = tile.places.each_ref().map(|&(_, position, _)| {
+                    let seen = self.seen(position);
+                    let end = seen.end.clamp(start, start + SEGMENT);
+                    seen.start.clamp(start, end) - start..end - start
+                });
+                let (n_rows, padded) = (tile.rows.len(), tile.padded().len());
+                if seen[..n_rows].iter().all(Range::is_empty) {
+                    continue;
                 }
-            } else {
-                let place = &plan.partials[item.span];
-                for j in (0..n_rows).filter(|&j| !seen[j].is_empty()) {
-                    let row = item.rows.start + j;
-                    let segments = segment..segment + 1;
-                    let range = place.range(item.head, row, segments, head_size + 2);
-                    // SAFETY: only this item has this row of this segment.
-                    let partial = unsafe { partials.part(range) };
-                    let o = &scratch.o[j * head_size..(j + 1) * head_size];
-                    partial[..head_size].copy_from_slice(o);
-                    partial[head_size..].copy_from_slice(&[next.m[j], next.l[j]]);
+                let work = Tile { segment: &segment, params: self.params, seen: &seen[..padded] };
+                let n = head_size.div_ceil(SEGMENT) * padded;
+                let next = work.compute(self.cpu, &queries[..n], scratch);
+                if plan.folds {
+                    let (folded, o) = (&mut tile.folded, &scratch.o[..]);
+                    let seen = &seen[..n_rows];
+                    self.cpu.compute(Fold { folded, next: &next, seen, head_size, y, o });
+                } else {
+                    let place = &plan.partials[item.span];
+                    let o = |j: usize| &scratch.o[j * head_size..(j + 1) * head_size];
+                    for j in (0..n_rows).filter(|&j| !seen[j].is_empty()) {
+                        let row = tile.rows.start + j;
+                        let range = place.range(item.head, row, number..number + 1, head_size + 2);
+                        // SAFETY: only this item has this row of this segment.
+                        let partial = unsafe { partials.part(range) };
+                        partial[..head_size].copy_from_slice(o(j));
+                        partial[head_size..].copy_from_slice(&[next.m[j], next.l[j]]);
+                    }
                 }
             }
         }
         if plan.folds {
-            for j in 0..n_rows {
-                self.cpu.compute(Scale { factor: 1.0 / folded.l[j], y: y(j) });
+            for (tile, outputs) in tiles.iter().zip(outputs.chunks_exact(n_outputs)) {
+                for (j, o) in (0..tile.rows.len()).zip(outputs.chunks_exact(head_size)) {
+                    let (row, _, cols) = &tile.places[j];
+                    let start = row * self.q.cols();
+                    // SAFETY: only this item has these columns of the row.
+                    let y = unsafe { out.part(start + cols.start..start + cols.end) };
+                    y.copy_from_slice(o);
+                    self.cpu.compute(Scale { factor: 1.0 / tile.folded.l[j], y });
+                }
             }
         }
+    }
+
+    /// The rows of a tile, before anything is folded.
+    fn tile_rows(&self, span: &AttentionSpan, head: usize, rows: Range<usize>) -> TileRows {
+        let head_size = self.kv.layout().head_size;
+        let places = from_fn(|j| {
+            let row = rows.start + j.min(rows.len() - 1);
+            let head = head * self.group + row % self.group;
+            let row = row / self.group;
+            (span.rows.start + row, span.position + row, head * head_size..(head + 1) * head_size)
+        });
+        TileRows { rows, places, folded: Folded::default() }
     }
 
     /// Folds the partial results of row `t` into its output `[H * E]`.
@@ -332,23 +381,34 @@ fn fold<S: Simd>(s: S, [m, l]: [S::F; 2], [next_m, next_l]: [S::F; 2]) -> ([S::F
     ([seen(m, largest), seen(l, sum)], [a, b])
 }
 
-/// [`fold`] for the rows of a tile.
+/// [`fold`] for the rows of a tile, and `y = fma(y, a, o b)` for those that see something.
 struct Fold<'a> {
     folded: &'a mut Folded,
     next: &'a Folded,
+    seen: &'a [Range<usize>],
+    head_size: usize,
+    /// `[R][E]` both.
+    y: &'a mut [f32],
+    o: &'a [f32],
 }
 
 impl Kernel for Fold<'_> {
-    type Output = [[f32; LANES]; 2];
+    type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> Self::Output {
-        let Fold { folded, next } = self;
+    fn run<S: Simd>(self, s: S) {
+        let Fold { folded, next, seen, head_size, y, o } = self;
         let folded_lanes = [s.load(&folded.m), s.load(&folded.l)];
         let ([m, l], [a, b]) = fold(s, folded_lanes, [s.load(&next.m), s.load(&next.l)]);
         s.store(m, &mut folded.m);
         s.store(l, &mut folded.l);
-        [s.to_array(a), s.to_array(b)]
+        let (a, b) = (s.to_array(a), s.to_array(b));
+        let rows = y.chunks_exact_mut(head_size).zip(o.chunks_exact(head_size));
+        for (j, ((y, o), seen)) in rows.zip(seen).enumerate() {
+            if !seen.is_empty() {
+                combine(s, y, s.splat(a[j]), o, s.splat(b[j]));
+            }
+        }
     }
 }
 
@@ -377,22 +437,6 @@ impl Kernel for FoldPartials<'_> {
 }
 
 /// `y = fma(y, a, o b)`.
-struct Combine<'a> {
-    y: &'a mut [f32],
-    a: f32,
-    o: &'a [f32],
-    b: f32,
-}
-
-impl Kernel for Combine<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        combine(s, self.y, s.splat(self.a), self.o, s.splat(self.b));
-    }
-}
-
 #[inline(always)]
 fn combine<S: Simd>(s: S, y: &mut [f32], a: S::F, o: &[f32], b: S::F) {
     let (o, _) = o.as_chunks();

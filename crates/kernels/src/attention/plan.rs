@@ -8,15 +8,27 @@ use std::ops::Range;
 /// threads to end together, and a bound on the memory of the partial results.
 const FEW_TILES: usize = 8;
 
-/// A tile of a span and what it computes.
+/// Most tiles of an item: from so many on, turning K and V into f32 costs next to nothing.
+const MAX_TILES: usize = 16;
+
+/// Some tiles of a span and what they compute.
 pub(super) struct Item {
     pub(super) span: usize,
     /// The key/value head.
     pub(super) head: usize,
-    /// Rows of the tile; row `j` is query head `j % G` of the group at row `j / G` of the span.
-    pub(super) rows: Range<usize>,
-    /// All that the tile sees if the items fold, else one of them.
+    /// Rows of the tiles; row `j` is query head `j % G` of the group at row `j / G` of the span.
+    rows: Range<usize>,
+    n_tiles: usize,
+    /// All that the tiles see if the items fold, else one of them.
     pub(super) segments: Range<usize>,
+}
+
+impl Item {
+    /// The rows of each tile.
+    pub(super) fn tiles(&self) -> impl Iterator<Item = Range<usize>> {
+        let (start, len, n) = (self.rows.start, self.rows.len(), self.n_tiles);
+        (0..n).map(move |i| start + len * i / n..start + len * (i + 1) / n)
+    }
 }
 
 /// Where a span's partial results are: (o, m, l), E + 2 values, at
@@ -63,15 +75,21 @@ impl Plan {
         let n_tiles = |span| n_rows(span).div_ceil(step.cpu.isa.tile_rows());
         let n_all: usize = step.spans.iter().map(|span| n_tiles(span) * n_heads).sum();
         self.folds = n_all >= FEW_TILES * step.cpu.n_threads();
+        let max = (n_all / (FEW_TILES * step.cpu.n_threads())).clamp(1, MAX_TILES);
         for (i, span) in step.spans.iter().enumerate() {
             let (n_rows, n_tiles) = (n_rows(span), n_tiles(span));
+            let n_items = n_tiles.div_ceil(max);
             for head in 0..n_heads {
-                for tile in 0..n_tiles {
-                    let rows = n_rows * tile / n_tiles..n_rows * (tile + 1) / n_tiles;
+                for n in 0..n_items {
+                    let rows = n_rows * n / n_items..n_rows * (n + 1) / n_items;
+                    let n_tiles = rows.len().div_ceil(step.cpu.isa.tile_rows());
                     let first = span.position + rows.start / step.group;
                     let last = span.position + (rows.end - 1) / step.group;
                     let segments = step.segments(first..last + 1);
-                    let item = |segments| Item { span: i, head, rows: rows.clone(), segments };
+                    let item = |segments| {
+                        let rows = rows.clone();
+                        Item { span: i, head, rows, n_tiles, segments }
+                    };
                     if self.folds {
                         self.items.push(item(segments));
                     } else {

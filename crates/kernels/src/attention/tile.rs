@@ -18,6 +18,141 @@ pub(super) struct Pages<'a> {
     pub(super) v: [&'a [u8]; MAX_PAGES],
 }
 
+/// The cells of the pages of K or of V, without what else is in them.
+enum Cells<'a> {
+    F16([&'a [f16]; MAX_PAGES]),
+    I8([&'a [i8]; MAX_PAGES]),
+    /// Either, turned into f32.
+    F32([&'a [f32]; MAX_PAGES]),
+}
+
+impl<'a> Cells<'a> {
+    /// The `n` cells of each page.
+    fn of(pages: &[&'a [u8]; MAX_PAGES], kv_type: KvType, n: usize) -> Cells<'a> {
+        match kv_type {
+            KvType::F16 => Cells::F16(pages.map(as_f16)),
+            KvType::Q8_0 => Cells::I8(pages.map(|page| &as_i8(page)[..page.len().min(n)])),
+        }
+    }
+
+    /// The same as f32, in `to`.
+    fn expand<'b>(&self, cpu: &Cpu, to: &'b mut Vec<f32>) -> Cells<'b> {
+        fn all<'b, C: Cell>(
+            cpu: &Cpu,
+            pages: &[&[C]; MAX_PAGES],
+            to: &'b mut Vec<f32>,
+        ) -> [&'b [f32]; MAX_PAGES] {
+            let len = pages.iter().map(|page| page.len()).sum();
+            to.resize(len, 0.0);
+            let mut rest = &mut to[..];
+            pages.map(|page| {
+                let (to, others) = std::mem::take(&mut rest).split_at_mut(page.len());
+                rest = others;
+                cpu.compute(Expand { page, to });
+                &*to
+            })
+        }
+        Cells::F32(match self {
+            Cells::F16(pages) => all(cpu, pages, to),
+            Cells::I8(pages) => all(cpu, pages, to),
+            Cells::F32(pages) => all(cpu, pages, to),
+        })
+    }
+}
+
+/// `$body` with `$pages` the pages of the cells, of whatever type.
+macro_rules! with_cells {
+    ($cells:expr, $pages:ident => $body:expr) => {
+        match $cells {
+            Cells::F16($pages) => $body,
+            Cells::I8($pages) => $body,
+            Cells::F32($pages) => $body,
+        }
+    };
+}
+
+/// A page's cells as f32.
+struct Expand<'a, C> {
+    page: &'a [C],
+    to: &'a mut [f32],
+}
+
+impl<C: Cell> Kernel for Expand<'_, C> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (to, cells) in self.to.as_chunks_mut().0.iter_mut().zip(self.page.as_chunks().0) {
+            s.store(C::load(s, cells), to);
+        }
+    }
+}
+
+/// A segment of the cache as the tiles read it.
+pub(super) struct Segment<'a> {
+    layout: &'a KvLayout,
+    pages: Pages<'a>,
+    k: Cells<'a>,
+    v: Cells<'a>,
+}
+
+/// A thread's memory for a [`Segment`] in f32.
+#[derive(Default)]
+pub(super) struct Expanded {
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+impl<'a> Segment<'a> {
+    /// The segment as it is cached.
+    pub(super) fn new(layout: &'a KvLayout, pages: Pages<'a>) -> Segment<'a> {
+        let n = layout.head_size * layout.block_len;
+        let k = Cells::of(&pages.k, layout.k_type, n);
+        let v = Cells::of(&pages.v, layout.v_type, n);
+        Segment { layout, pages, k, v }
+    }
+
+    /// The segment in f32, for more than one tile.
+    pub(super) fn expand(self, cpu: &Cpu, to: &'a mut Expanded) -> Segment<'a> {
+        let k = self.k.expand(cpu, &mut to.k);
+        let v = self.v.expand(cpu, &mut to.v);
+        Segment { k, v, ..self }
+    }
+
+    /// Pages in [`AHEAD_BYTES`].
+    #[inline(always)]
+    fn n_ahead(&self) -> usize {
+        AHEAD_BYTES.div_ceil(self.pages.k[0].len().max(1))
+    }
+
+    /// Asks for the page that lies [`AHEAD_BYTES`] ahead of page `page` of K, or of V, which comes
+    /// after K.
+    #[inline(always)]
+    fn fetch<S: Simd>(&self, s: S, page: usize, is_v: bool) {
+        let n_pages = SEGMENT / self.layout.block_len;
+        let ahead = page + usize::from(is_v) * n_pages + self.n_ahead();
+        let page = match ahead / n_pages {
+            0 => self.pages.k[ahead],
+            1 => self.pages.v[ahead - n_pages],
+            _ => return,
+        };
+        fetch(s, page);
+    }
+}
+
+/// Small tiles wait for memory: they ask for it so far ahead.
+const AHEAD_BYTES: usize = 8 << 10;
+
+/// Tiles of so many rows compute longer than they wait.
+const BUSY_ROWS: usize = 9;
+
+#[inline(always)]
+fn fetch<S: Simd>(s: S, bytes: &[u8]) {
+    for line in bytes.chunks(64) {
+        s.fetch(line.as_ptr());
+    }
+}
+
 /// 0, 1, 2 ...
 const LANE_NUMBERS: [f32; LANES] =
     [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
@@ -38,8 +173,6 @@ pub(super) fn padded_rows(n: usize) -> usize {
 /// A thread's memory for tiles of R rows.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Queries, `[E / 256][R]` of up to 256 values.
-    q: Vec<[f32; SEGMENT]>,
     /// Scores, then probabilities, `[R]`.
     p: Vec<[f32; SEGMENT]>,
     /// Probabilities times scales, `[R]`.
@@ -49,27 +182,18 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Prepares for tiles of `n_rows`; contents are unspecified.
+    /// Prepares for a tile of `n_rows`; contents are unspecified.
     pub(super) fn set_rows(&mut self, n_rows: usize, head_size: usize) {
-        self.q.resize(n_rows * head_size.div_ceil(SEGMENT), [0.0; SEGMENT]);
         self.p.resize(n_rows, [0.0; SEGMENT]);
         self.scaled.resize(n_rows, [0.0; SEGMENT]);
         self.o.resize(n_rows * head_size, 0.0);
-    }
-
-    /// Sets the query of row `j` of `n_rows`.
-    pub(super) fn set_query(&mut self, j: usize, n_rows: usize, q: &[f32]) {
-        for (i, q) in q.chunks(SEGMENT).enumerate() {
-            self.q[i * n_rows + j][..q.len()].copy_from_slice(q);
-        }
     }
 }
 
 /// Some rows over one segment.
 pub(super) struct Tile<'a> {
-    pub(super) layout: &'a KvLayout,
+    pub(super) segment: &'a Segment<'a>,
     pub(super) params: &'a AttentionParams,
-    pub(super) pages: Pages<'a>,
     /// The tokens of the segment that each row sees.
     pub(super) seen: &'a [Range<usize>],
 }
@@ -91,11 +215,13 @@ macro_rules! with_rows {
 }
 
 impl Tile<'_> {
-    /// Reads `q` and writes `o` of the scratch, and returns m and l. A row that sees nothing of the
+    /// Reads the queries, `[E / 256][R]` of up to 256 values, writes `o` of the scratch, and returns
+    /// m and l. A row that sees nothing of the
     /// segment gets values without meaning.
-    pub(super) fn compute(&self, cpu: &Cpu, scratch: &mut Scratch) -> Folded {
-        let KvLayout { head_size, block_len, v_type, .. } = *self.layout;
-        let Scratch { q, p, scaled, o } = scratch;
+    pub(super) fn compute(&self, cpu: &Cpu, q: &[[f32; SEGMENT]], scratch: &mut Scratch) -> Folded {
+        let KvLayout { head_size, v_type, .. } = *self.segment.layout;
+        scratch.set_rows(self.seen.len(), head_size);
+        let Scratch { p, scaled, o } = scratch;
         let n_rows = self.seen.len();
         let some = self.seen.iter().filter(|seen| !seen.is_empty());
         let start = some.clone().map(|seen| seen.start).min();
@@ -105,23 +231,22 @@ impl Tile<'_> {
 
         with_rows!(n_rows, R => {
             let vectors = vectors.clone();
-            cpu.compute(Scores::<R> { tile: self, q: rows_of(q), vectors, p });
+            let segment = self.segment;
+            with_cells!(&segment.k, pages => {
+                cpu.compute(Scores::<_, R> { segment, pages, q: rows_of(q), vectors, p });
+            });
         });
         let folded = cpu.compute(Softmax { params: self.params, seen: self.seen, p });
         o.fill(0.0);
         match v_type {
-            KvType::F16 => {
-                let pages = self.pages.v.map(as_f16);
-                self.sum_values(cpu, p, &pages, 0..head_size, o);
-            }
+            KvType::F16 => self.sum_values(cpu, p, 0..head_size, o),
             KvType::Q8_0 => {
-                let pages =
-                    self.pages.v.map(|page| &as_i8(page)[..page.len().min(head_size * block_len)]);
                 for block in 0..head_size / KV_BLOCK {
                     let vectors = vectors.clone();
-                    cpu.compute(ScaleByBlock { tile: self, block, vectors, p, scaled });
+                    let segment = self.segment;
+                    cpu.compute(ScaleByBlock { segment, block, vectors, p, scaled });
                     let values = block * KV_BLOCK..(block + 1) * KV_BLOCK;
-                    self.sum_values(cpu, scaled, &pages, values, o);
+                    self.sum_values(cpu, scaled, values, o);
                 }
             }
         }
@@ -132,39 +257,46 @@ impl Tile<'_> {
     ///
     /// ```text
     /// row 0   |before|- - - common - - -|            tokens that all rows see: a tile
-    /// row 1      |bef|- - - common - - -|after|      the others: row by row
+    /// row 1      |bef|- - - common - - -|after|      the others: rows that see the same together
     /// ```
-    fn sum_values<C: Cell>(
-        &self,
-        cpu: &Cpu,
-        p: &[[f32; SEGMENT]],
-        pages: &[&[C]; MAX_PAGES],
-        values: Range<usize>,
-        o: &mut [f32],
-    ) {
+    fn sum_values(&self, cpu: &Cpu, p: &[[f32; SEGMENT]], values: Range<usize>, o: &mut [f32]) {
         let some = self.seen.iter().filter(|seen| !seen.is_empty());
         let start = some.clone().map(|seen| seen.start).max().unwrap_or(0);
         let common = start..some.map(|seen| seen.end).min().unwrap_or(0).max(start);
-        let (layout, vectors) = (self.layout, values.start / LANES..values.end / LANES);
-        let sum_row = |r: usize, tokens: Range<usize>, o: &mut [f32]| {
-            if !tokens.is_empty() {
-                let (p, vectors) = (rows_of(&p[r..]), vectors.clone());
-                let o = &mut o[r * layout.head_size..];
-                cpu.compute(Sums::<C, 1> { layout, pages, p: &p[0], tokens, vectors, o });
+        let (segment, vectors) = (self.segment, values.start / LANES..values.end / LANES);
+        let head_size = segment.layout.head_size;
+        let sum_rows = |rows: Range<usize>, tokens: Range<usize>, o: &mut [f32]| {
+            if tokens.is_empty() {
+                return;
             }
-        };
-        for (r, seen) in self.seen.iter().enumerate() {
-            sum_row(r, seen.start..seen.end.min(common.start), o);
-        }
-        if !common.is_empty() {
-            with_rows!(self.seen.len(), R => {
-                let (p, tokens, vectors) = (rows_of(p), common.clone(), vectors.clone());
-                cpu.compute(Sums::<C, R> { layout, pages, p: &p[0], tokens, vectors, o });
+            let (p, o) = (&p[rows.clone()], &mut o[rows.start * head_size..]);
+            with_rows!(rows.len(), R => {
+                let (p, tokens, vectors) = (&rows_of(p)[0], tokens, vectors.clone());
+                with_cells!(&segment.v, pages => {
+                    cpu.compute(Sums::<_, R> { segment, pages, p, tokens, vectors, o });
+                });
             });
+        };
+        for (rows, seen) in self.alike() {
+            sum_rows(rows, seen.start..seen.end.min(common.start), o);
         }
-        for (r, seen) in self.seen.iter().enumerate() {
-            sum_row(r, seen.start.max(common.end)..seen.end, o);
+        sum_rows(0..self.seen.len(), common.clone(), o);
+        for (rows, seen) in self.alike() {
+            sum_rows(rows, seen.start.max(common.end)..seen.end, o);
         }
+    }
+
+    /// Consecutive rows that see the same tokens, as many as a tile may have.
+    fn alike(&self) -> impl Iterator<Item = (Range<usize>, &Range<usize>)> {
+        let mut row = 0;
+        std::iter::from_fn(move || {
+            let seen = self.seen.get(row)?;
+            let n = self.seen[row..].iter().take_while(|other| *other == seen).count();
+            // The largest tile that is not padded.
+            let n = (1..=n).rev().find(|&n| padded_rows(n) == n).unwrap_or(1);
+            row += n;
+            Some((row - n..row, seen))
+        })
     }
 }
 
@@ -201,19 +333,25 @@ macro_rules! widest {
 }
 
 /// `p = q k` for R rows.
-struct Scores<'a, const R: usize> {
-    tile: &'a Tile<'a>,
+struct Scores<'a, C, const R: usize> {
+    segment: &'a Segment<'a>,
+    pages: &'a [&'a [C]; MAX_PAGES],
     q: &'a [[[f32; SEGMENT]; R]],
     /// Of tokens.
     vectors: Range<usize>,
     p: &'a mut [[f32; SEGMENT]],
 }
 
-impl<const R: usize> Kernel for Scores<'_, R> {
+impl<C: Cell, const R: usize> Kernel for Scores<'_, C, R> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
+        if R < BUSY_ROWS {
+            let first = self.vectors.start * LANES / self.segment.layout.block_len;
+            let pages = self.segment.pages.k.iter().skip(first);
+            pages.take(self.segment.n_ahead()).for_each(|page| fetch(s, page));
+        }
         macro_rules! tile {
             ($vector:expr, $n:literal) => {
                 self.tile::<S, $n>(s, $vector)
@@ -223,17 +361,25 @@ impl<const R: usize> Kernel for Scores<'_, R> {
     }
 }
 
-impl<const R: usize> Scores<'_, R> {
+impl<C: Cell, const R: usize> Scores<'_, C, R> {
     /// N vectors of tokens, `vector` the first.
     #[inline(always)]
     fn tile<S: Simd, const N: usize>(&mut self, s: S, vector: usize) {
-        let KvLayout { head_size, block_len, k_type, .. } = *self.tile.layout;
+        let KvLayout { head_size, block_len, k_type, .. } = *self.segment.layout;
         let mut pages = [&[][..]; N];
+        let mut scales = [&[][..]; N];
         let mut slots = [0; N];
         for v in 0..N {
             let token = (vector + v) * LANES;
-            pages[v] = self.tile.pages.k[token / block_len];
+            let page = token / block_len;
+            pages[v] = self.pages[page];
             slots[v] = token % block_len;
+            if k_type == KvType::Q8_0 {
+                scales[v] = as_f16(&self.segment.pages.k[page][head_size * block_len..]);
+            }
+            if R < BUSY_ROWS && slots[v] == 0 {
+                self.segment.fetch(s, page, false);
+            }
         }
         match k_type {
             KvType::F16 => {
@@ -242,7 +388,7 @@ impl<const R: usize> Scores<'_, R> {
                     let first = i * SEGMENT;
                     let mut k = [&[][..]; N];
                     for v in 0..N {
-                        k[v] = &as_f16(pages[v])[first * block_len + slots[v]..];
+                        k[v] = &pages[v][first * block_len + slots[v]..];
                     }
                     chain(s, &mut sums, q, 0..SEGMENT.min(head_size - first), k, block_len);
                 }
@@ -259,19 +405,18 @@ impl<const R: usize> Scores<'_, R> {
                     let q = &self.q[first / SEGMENT];
                     let values = first % SEGMENT..first % SEGMENT + KV_BLOCK;
                     let mut codes = [&[][..]; N];
-                    let mut scales = [s.splat(0.0); N];
+                    let mut d = [s.splat(0.0); N];
                     for v in 0..N {
-                        codes[v] = &as_i8(pages[v])[first * block_len + slots[v]..];
-                        let halves = as_f16(&pages[v][head_size * block_len..]);
-                        let (halves, _) = halves[b * block_len + slots[v]..].as_chunks();
-                        scales[v] = s.load_f16(&halves[0]);
+                        codes[v] = &pages[v][first * block_len + slots[v]..];
+                        let (halves, _) = scales[v][b * block_len + slots[v]..].as_chunks();
+                        d[v] = s.load_f16(&halves[0]);
                     }
                     let mut sums = [[s.splat(0.0); N]; R];
                     chain(s, &mut sums, q, values, codes, block_len);
                     for (p, sums) in self.p.iter_mut().zip(sums) {
                         let (p, _) = p[vector * LANES..].as_chunks_mut();
-                        for (p, (sum, scale)) in p.iter_mut().zip(sums.into_iter().zip(scales)) {
-                            s.store(s.fma(sum, scale, s.load(p)), p);
+                        for (p, (sum, d)) in p.iter_mut().zip(sums.into_iter().zip(d)) {
+                            s.store(s.fma(sum, d, s.load(p)), p);
                         }
                     }
                 }
@@ -337,7 +482,7 @@ fn hide<S: Simd>(s: S, x: S::F, first: usize, seen: &Range<usize>) -> S::F {
 
 /// `scaled = p d` with the scales d of one block of the values.
 struct ScaleByBlock<'a> {
-    tile: &'a Tile<'a>,
+    segment: &'a Segment<'a>,
     block: usize,
     /// Of tokens.
     vectors: Range<usize>,
@@ -350,10 +495,10 @@ impl Kernel for ScaleByBlock<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let KvLayout { head_size, block_len, .. } = *self.tile.layout;
+        let KvLayout { head_size, block_len, .. } = *self.segment.layout;
         for vector in self.vectors {
             let token = vector * LANES;
-            let scales = as_f16(&self.tile.pages.v[token / block_len][head_size * block_len..]);
+            let scales = as_f16(&self.segment.pages.v[token / block_len][head_size * block_len..]);
             let (scales, _) = scales[self.block * block_len + token % block_len..].as_chunks();
             let scale = s.load_f16(&scales[0]);
             for (p, scaled) in self.p.iter().zip(&mut *self.scaled) {
@@ -366,7 +511,7 @@ impl Kernel for ScaleByBlock<'_> {
 
 /// `o += p v` over some tokens, for R rows and some vectors of values.
 struct Sums<'a, C, const R: usize> {
-    layout: &'a KvLayout,
+    segment: &'a Segment<'a>,
     pages: &'a [&'a [C]; MAX_PAGES],
     p: &'a [[f32; SEGMENT]; R],
     tokens: Range<usize>,
@@ -394,7 +539,7 @@ impl<C: Cell, const R: usize> Sums<'_, C, R> {
     /// N vectors of values, `vector` the first.
     #[inline(always)]
     fn tile<S: Simd, const N: usize>(&mut self, s: S, vector: usize) {
-        let KvLayout { head_size, block_len, .. } = *self.layout;
+        let KvLayout { head_size, block_len, .. } = *self.segment.layout;
         let mut sums = [[s.splat(0.0); N]; R];
         for (sums, o) in sums.iter_mut().zip(self.o.chunks(head_size)) {
             let (o, _) = o[vector * LANES..].as_chunks();
@@ -403,6 +548,9 @@ impl<C: Cell, const R: usize> Sums<'_, C, R> {
             }
         }
         for page in self.tokens.start / block_len..self.tokens.end.div_ceil(block_len) {
+            if R < BUSY_ROWS && vector == self.vectors.start {
+                self.segment.fetch(s, page, true);
+            }
             let first = page * block_len;
             let tokens = self.tokens.start.max(first)..self.tokens.end.min(first + block_len);
             let mut v = [&[][..]; N];
@@ -467,6 +615,13 @@ impl Cell for f16 {
     #[inline(always)]
     fn load<S: Simd>(s: S, x: &[f16; LANES]) -> S::F {
         s.load_f16(x)
+    }
+}
+
+impl Cell for f32 {
+    #[inline(always)]
+    fn load<S: Simd>(s: S, x: &[f32; LANES]) -> S::F {
+        s.load(x)
     }
 }
 

@@ -26,7 +26,8 @@ pub(crate) fn linear(dtype: DType) -> LinearKernel {
 unsafe fn linear_blocks<B: Block>(args: &TileArgs<'_>) {
     let x = args.x;
     let tile_bytes = x.cols / (B::N_GROUPS * GROUP) * B::TILE_BYTES;
-    for (i, tile) in args.tiles.chunks_exact(tile_bytes).enumerate() {
+    let tiles = args.tiles.chunks_exact(tile_bytes).take(args.n_out.div_ceil(ROWS));
+    for (i, tile) in tiles.enumerate() {
         for first in (0..x.rows).step_by(HEIGHT) {
             let height = HEIGHT.min(x.rows - first);
             let mut acc = [[0.0; ROWS]; HEIGHT];
@@ -80,7 +81,8 @@ fn dot<const N: usize>(a: &[i8; N], b: &[i8; N]) -> i32 {
 /// As [`LinearKernel`].
 unsafe fn linear_floats<F: Float>(args: &TileArgs<'_>) {
     let x = args.x;
-    for (i, tile) in args.tiles.chunks_exact(x.cols * ROWS * F::BYTES).enumerate() {
+    let tiles = args.tiles.chunks_exact(x.cols * ROWS * F::BYTES);
+    for (i, tile) in tiles.take(args.n_out.div_ceil(ROWS)).enumerate() {
         for first in (0..x.rows).step_by(HEIGHT) {
             let height = HEIGHT.min(x.rows - first);
             let mut acc = [[0.0f32; ROWS]; HEIGHT];

@@ -30,6 +30,11 @@ impl Simd for Avx2 {
     const ACCUMULATORS: usize = 6;
 
     #[inline(always)]
+    fn fetch(self, at: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> F {
         unsafe { [_mm256_set1_ps(x); 2] }
     }

@@ -28,12 +28,40 @@ impl Avx512 {
     }
 }
 
+/// `$op` over the lanes of each of sixteen vectors: lane `i` of the result is that of `$x[i]`. Each
+/// level halves the number of vectors, and of the lanes that belong to one.
+macro_rules! reduce_each {
+    ($x:expr, $op:ident) => {{
+        let x: &[__m512; LANES] = $x;
+        let mut fours = [_mm512_setzero_ps(); 4];
+        for i in 0..4 {
+            let [a, b, c, d] = [x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]];
+            let ab = $op(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            let cd = $op(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+            let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+            fours[i] = $op(
+                _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)),
+                _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)),
+            );
+        }
+        let [a, b, c, d] = fours;
+        let ab = $op(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xEE>(a, b));
+        let cd = $op(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xEE>(c, d));
+        $op(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xDD>(ab, cd))
+    }};
+}
+
 // SAFETY of every block below: an `Avx512` exists only where the processor has the instructions,
 // and the arrays are as long as the vectors loaded from and stored to them.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx512 {
     type F = __m512;
     const ACCUMULATORS: usize = 24;
+
+    #[inline(always)]
+    fn fetch(self, at: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -148,5 +176,17 @@ impl Simd for Avx512 {
     fn largest_abs(self, x: __m512) -> f32 {
         let (avx2, halves) = self.halves(x);
         avx2.largest_abs(halves)
+    }
+
+    #[inline(always)]
+    fn largest_abs_each(self, x: &[__m512; LANES]) -> __m512 {
+        let max = |a, b| self.max_abs(a, b);
+        unsafe { reduce_each!(x, max) }
+    }
+
+    #[inline(always)]
+    fn sum_each(self, x: &[__m512; LANES]) -> __m512 {
+        let add = |a, b| self.add(a, b);
+        unsafe { reduce_each!(x, add) }
     }
 }

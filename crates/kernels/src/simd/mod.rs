@@ -64,6 +64,32 @@ pub(crate) trait Simd: Copy {
     /// The largest magnitude of the lanes; a NaN is larger than infinity.
     fn largest_abs(self, x: Self::F) -> f32;
 
+    /// Lane `i` is the largest magnitude of the lanes of `x[i]`; a NaN is larger than infinity.
+    #[inline(always)]
+    fn largest_abs_each(self, x: &[Self::F; LANES]) -> Self::F {
+        let mut largest = [0.0; LANES];
+        for i in 0..LANES {
+            largest[i] = self.largest_abs(x[i]);
+        }
+        self.load(&largest)
+    }
+
+    /// Lane `i` is the sum of the lanes of `x[i]`, small whole numbers: no order can be told.
+    #[inline(always)]
+    fn sum_each(self, x: &[Self::F; LANES]) -> Self::F {
+        let mut sums = [0.0; LANES];
+        for i in 0..LANES {
+            sums[i] = self.sum(x[i]);
+        }
+        self.load(&sums)
+    }
+
+    /// Asks for the cache line at `at`, which may be anywhere.
+    #[inline(always)]
+    fn fetch(self, at: *const u8) {
+        let _ = at;
+    }
+
     /// The lanes.
     #[inline(always)]
     fn to_array(self, x: Self::F) -> [f32; LANES] {
