@@ -1,7 +1,7 @@
 //! `linear_gated`: the first half of a gated feed-forward layer (Shazeer 2020, arXiv:2002.05202).
 
 use crate::cpu::Cpu;
-use crate::linear::TileArgs;
+use crate::linear::{Grid, TileArgs};
 use crate::mat::{ACT_BLOCK, Acts, Panel};
 use crate::math;
 use crate::profile::Op;
@@ -46,11 +46,14 @@ impl Cpu {
             (op, gate.n_bytes() + up.n_bytes(), 2 * n_rows * x.cols() * n_out)
         });
         let rows = ActRows::new(y);
-        let n_threads = self.n_threads();
-        let chunk = (CHUNK_BYTES / (2 * n_rows * ROWS * size_of::<f32>())).max(1);
+        let grid = Grid::new(n_rows, self.n_threads());
         self.team.run(&|thread| {
-            let tiles =
-                gate.n_tiles() * thread / n_threads..gate.n_tiles() * (thread + 1) / n_threads;
+            let (panels, share) = grid.place(thread);
+            let tile = |share: usize| gate.n_tiles() * share / grid.n_shares;
+            let tiles = tile(share)..tile(share + 1);
+            let first_row = x.rows() * panels.start / Panel::count(x.rows());
+            let n_rows: usize = panels.clone().map(|i| Panel::nth(n_rows, i).height).sum();
+            let chunk = (CHUNK_BYTES / (2 * n_rows * ROWS * size_of::<f32>()).max(1)).max(1);
             let mut products = self.products[thread].lock().unwrap_or_else(PoisonError::into_inner);
             for first in tiles.clone().step_by(chunk) {
                 let cols = first * ROWS..n_out.min(tiles.end.min(first + chunk) * ROWS);
@@ -67,8 +70,10 @@ impl Cpu {
                         tiles: share.1,
                         n_out: cols.len(),
                         x,
+                        panels: panels.clone(),
                         bias: None,
-                        y: y.as_mut_ptr(),
+                        // The first row of the panels is the first of the products.
+                        y: y.as_mut_ptr().wrapping_sub(first_row * cols.len()),
                         y_stride: cols.len(),
                         add: false,
                     };
@@ -77,7 +82,7 @@ impl Cpu {
                     unsafe { (self.isa.linear(w.dtype()))(&args) };
                 }
                 // Each thread has its own columns.
-                self.compute(Gated { act, gates, ups, y: &rows, cols });
+                self.compute(Gated { act, gates, ups, y: &rows, panels: panels.clone(), cols });
             }
         });
     }
@@ -90,6 +95,7 @@ struct Gated<'a> {
     gates: &'a [f32],
     ups: &'a [f32],
     y: &'a ActRows<'a>,
+    panels: Range<usize>,
     cols: Range<usize>,
 }
 
@@ -98,10 +104,10 @@ impl Gated<'_> {
     /// No other part in use has these columns of `y`.
     #[inline(always)]
     unsafe fn rows<S: Simd>(self, s: S) {
-        let Gated { act, gates, ups, y, cols } = self;
+        let Gated { act, gates, ups, y, panels, cols } = self;
         let mut rows = gates.chunks_exact(cols.len()).zip(ups.chunks_exact(cols.len()));
         let mut writer = Writer::new(s);
-        for panel in Panel::all(gates.len() / cols.len()) {
+        for panel in panels.map(|i| y.panel(i)) {
             for (row, (gates, ups)) in (0..panel.height).zip(&mut rows) {
                 // SAFETY: the caller's promise; rows are disjoint.
                 let mut y = unsafe { y.part_of(panel, row, cols.clone()) };

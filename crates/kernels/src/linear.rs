@@ -21,7 +21,7 @@
 use std::ops::Range;
 
 use crate::cpu::Cpu;
-use crate::mat::{Acts, Mat};
+use crate::mat::{Acts, Mat, Panel};
 use crate::profile::Op;
 use crate::split::Split;
 use crate::weight::QMat;
@@ -66,20 +66,22 @@ impl Cpu {
         let parts: Vec<Part<'_>> = parts.iter_mut().map(Part::new).collect();
         let n_threads = self.team.n_threads();
         let n_bytes = parts.iter().map(|part| part.w.n_bytes()).sum::<usize>();
+        let grid = Grid::new(x.rows(), n_threads);
         self.team.run(&|thread| {
             // Threads take equal shares of the bytes, cut at row tiles:
             //   |---- part 0 ----|-- part 1 --|------- part 2 -------|
             //   |------ thread 0 ------|------ thread 1 -------|
-            let cut =
-                |thread: usize| (n_bytes as u128 * thread as u128 / n_threads as u128) as usize;
+            let (panels, share) = grid.place(thread);
+            let cut = |i: usize| (n_bytes as u128 * i as u128 / grid.n_shares as u128) as usize;
             let mut first = 0;
             for part in &parts {
-                let tiles = part.tiles_between(first, cut(thread)..cut(thread + 1));
+                let tiles = part.tiles_between(first, cut(share)..cut(share + 1));
                 first += part.w.n_bytes();
                 if !tiles.is_empty() {
+                    let args = part.share(x, panels.clone(), tiles);
                     // SAFETY: `Cpu::new` checked the instruction set, the asserts above the shapes;
-                    // the cuts give each tile, and so each column of `y`, to one thread.
-                    unsafe { (self.isa.linear(part.w.dtype()))(&part.share(x, tiles)) };
+                    // the grid and the cuts give each part of `y` to one thread.
+                    unsafe { (self.isa.linear(part.w.dtype()))(&args) };
                 }
             }
         });
@@ -127,13 +129,14 @@ impl<'a> Part<'a> {
     }
 
     /// The share of one thread.
-    fn share(&self, x: &'a Acts, tiles: Range<usize>) -> TileArgs<'a> {
+    fn share(&self, x: &'a Acts, panels: Range<usize>, tiles: Range<usize>) -> TileArgs<'a> {
         let (n_out, tile_bytes) = (self.w.n_out(), self.w.tile_bytes());
         let outputs = tiles.start * ROWS..n_out.min(tiles.end * ROWS);
         TileArgs {
             tiles: &self.w.tiles()[tiles.start * tile_bytes..tiles.end * tile_bytes],
             n_out: outputs.len(),
             x,
+            panels,
             bias: self.bias.map(|bias| &bias[outputs.clone()]),
             y: self.y.as_mut_ptr().wrapping_add(outputs.start),
             y_stride: n_out,
@@ -142,7 +145,35 @@ impl<'a> Part<'a> {
     }
 }
 
-/// A share of one product for one thread: consecutive row tiles times all T rows.
+/// Rows that are worth all weights: with fewer, turning weights into plain bytes costs too much.
+const ROWS_PER_SHARE: usize = 128;
+
+/// How threads share a product. Of few rows each thread takes some outputs of all; many rows are cut
+/// as well, so that what a thread reads next is what it wrote, and lies in its own cache.
+pub(crate) struct Grid {
+    n_rows: usize,
+    /// Cuts of the rows.
+    n_cuts: usize,
+    /// Shares of the outputs.
+    pub(crate) n_shares: usize,
+}
+
+impl Grid {
+    pub(crate) fn new(n_rows: usize, n_threads: usize) -> Grid {
+        let cuts = (1..=n_threads).rev().filter(|n| n_threads.is_multiple_of(*n));
+        let n_cuts = cuts.into_iter().find(|n| n_rows / n >= ROWS_PER_SHARE).unwrap_or(1);
+        Grid { n_rows, n_cuts, n_shares: n_threads / n_cuts }
+    }
+
+    /// The panels of a thread, and which share of the outputs.
+    pub(crate) fn place(&self, thread: usize) -> (Range<usize>, usize) {
+        let (cut, n_panels) = (thread / self.n_shares, Panel::count(self.n_rows));
+        let start = |cut: usize| n_panels * cut / self.n_cuts;
+        (start(cut)..start(cut + 1), thread % self.n_shares)
+    }
+}
+
+/// A share of one product for one thread: consecutive row tiles times some panels.
 pub(crate) struct TileArgs<'a> {
     /// Whole row tiles, at least as many as `n_out` takes.
     pub(crate) tiles: &'a [u8],
@@ -150,6 +181,8 @@ pub(crate) struct TileArgs<'a> {
     pub(crate) n_out: usize,
     /// The activations `[T, in]`, in the form that the format reads; `x.cols` is the weight's `in`.
     pub(crate) x: &'a Acts,
+    /// The panels of `x` to compute.
+    pub(crate) panels: Range<usize>,
     /// `[n_out]`.
     pub(crate) bias: Option<&'a [f32]>,
     /// `y[t * y_stride + o]`, for o in `0..n_out`.
@@ -160,7 +193,7 @@ pub(crate) struct TileArgs<'a> {
     pub(crate) add: bool,
 }
 
-/// Computes a share: all of `y[0..T][0..n_out]`, and touches nothing else of `y`.
+/// Computes a share: all of `y[t][0..n_out]` for the rows of its panels, and touches nothing else of `y`.
 ///
 /// # Safety
 /// The processor has the kernel's instruction set; the tiles are of the kernel's format and as many
@@ -169,6 +202,12 @@ pub(crate) struct TileArgs<'a> {
 pub(crate) type LinearKernel = unsafe fn(args: &TileArgs<'_>);
 
 impl TileArgs<'_> {
+    /// The rows of the panels.
+    pub(crate) fn rows(&self) -> Range<usize> {
+        let first = |i: usize| self.x.rows() * i / Panel::count(self.x.rows());
+        first(self.panels.start)..first(self.panels.end)
+    }
+
     /// Ends the chains of row `t` with tile `tile` of the share: bias, sum with `y`, store. For
     /// kernels that have nothing better, and for the ragged last tile.
     ///

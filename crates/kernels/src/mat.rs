@@ -137,11 +137,6 @@ impl Panel {
         rows.div_ceil(PANEL)
     }
 
-    /// All panels of `rows` rows.
-    pub(crate) fn all(rows: usize) -> impl Iterator<Item = Panel> {
-        (0..Panel::count(rows)).map(move |i| Panel::nth(rows, i))
-    }
-
     /// Panel `i` of `rows` rows.
     pub(crate) fn nth(rows: usize, i: usize) -> Panel {
         let n = Panel::count(rows);
@@ -256,7 +251,7 @@ mod tests {
     #[test]
     fn panels_are_as_equal_as_can_be() {
         for rows in 1..100 {
-            let panels: Vec<Panel> = Panel::all(rows).collect();
+            let panels: Vec<Panel> = (0..Panel::count(rows)).map(|i| Panel::nth(rows, i)).collect();
             let heights = panels.iter().map(|panel| panel.height);
             assert_eq!(heights.clone().sum::<usize>(), rows);
             assert!(heights.clone().max().unwrap() <= PANEL);

@@ -129,6 +129,11 @@ impl<'a> ActRows<'a> {
         unsafe { self.part_of(panel, t - panel.first, cols) }
     }
 
+    /// Panel `i`.
+    pub(crate) fn panel(&self, i: usize) -> Panel {
+        Panel::nth(self.rows, i)
+    }
+
     /// [`ActRows::part`] of a row of a panel.
     ///
     /// # Safety

@@ -93,7 +93,7 @@ pub(crate) fn run_everywhere(op: impl Fn(&Cpu) -> Acts) -> Acts {
     for isa in Isa::available() {
         for n_threads in 1..=3 {
             let y = op(&Cpu::new(isa, n_threads));
-            assert_eq!(bits(&y), bits(&expected), "{isa}, {n_threads} threads");
+            assert!(bits(&y) == bits(&expected), "{isa}, {n_threads} threads");
         }
     }
     expected

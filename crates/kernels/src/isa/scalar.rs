@@ -28,8 +28,8 @@ unsafe fn linear_blocks<B: Block>(args: &TileArgs<'_>) {
     let tile_bytes = x.cols / (B::N_GROUPS * GROUP) * B::TILE_BYTES;
     let tiles = args.tiles.chunks_exact(tile_bytes).take(args.n_out.div_ceil(ROWS));
     for (i, tile) in tiles.enumerate() {
-        for first in (0..x.rows).step_by(HEIGHT) {
-            let height = HEIGHT.min(x.rows - first);
+        for first in args.rows().step_by(HEIGHT) {
+            let height = HEIGHT.min(args.rows().end - first);
             let mut acc = [[0.0; ROWS]; HEIGHT];
             for (b, block) in tile.chunks_exact(B::TILE_BYTES).enumerate() {
                 let blocks: Vec<[ActBlock; HEIGHT]> = (0..B::N_GROUPS)
@@ -83,8 +83,8 @@ unsafe fn linear_floats<F: Float>(args: &TileArgs<'_>) {
     let x = args.x;
     let tiles = args.tiles.chunks_exact(x.cols * ROWS * F::BYTES);
     for (i, tile) in tiles.take(args.n_out.div_ceil(ROWS)).enumerate() {
-        for first in (0..x.rows).step_by(HEIGHT) {
-            let height = HEIGHT.min(x.rows - first);
+        for first in args.rows().step_by(HEIGHT) {
+            let height = HEIGHT.min(args.rows().end - first);
             let mut acc = [[0.0f32; ROWS]; HEIGHT];
             for (k, lanes) in tile.chunks_exact(ROWS * F::BYTES).enumerate() {
                 for (row, w) in lanes.chunks_exact(F::BYTES).enumerate() {

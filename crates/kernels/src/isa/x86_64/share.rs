@@ -121,7 +121,7 @@ const AHEAD_BYTES: usize = 8 << 10;
 pub(super) unsafe fn linear(args: &TileArgs<'_>, kernels: &Kernels) {
     // SAFETY: the caller's promise.
     unsafe {
-        if args.x.rows < kernels.expand_from {
+        if args.rows().len() < kernels.expand_from {
             few_rows(args, kernels);
         } else {
             many_rows(args, kernels);
@@ -137,7 +137,7 @@ unsafe fn few_rows(args: &TileArgs<'_>, kernels: &Kernels) {
     for tile in 0..args.n_out.div_ceil(ROWS) {
         let start = tile * tile_bytes;
         let w = args.tiles[start..start + tile_bytes].as_ptr();
-        for group in Group::cut(x.rows, 0..Panel::count(x.rows), kernels.max_rows) {
+        for group in Group::cut(x.rows, args.panels.clone(), kernels.max_rows) {
             // One group fetches a little ahead; of several each fetches its part of the next tile,
             // so that memory is as busy in the last as in the first.
             let next = start + if group.n == 1 { AHEAD_BYTES } else { tile_bytes };
@@ -168,14 +168,15 @@ unsafe fn many_rows(args: &TileArgs<'_>, kernels: &Kernels) {
     let bytes = |n: usize| n / kernels.unit * kernels.unit_bytes;
     let mut scratch = Aligned([MaybeUninit::<u8>::uninit(); SCRATCH]);
     let mut chains = Aligned([MaybeUninit::<[f32; ROWS]>::uninit(); BAND * PANEL]);
-    let n_panels = Panel::count(x.rows);
+    let n_panels = args.panels.len();
     let panel_bytes = kernels.x_bytes(n_in) * PANEL;
     let n_bands = n_panels.div_ceil((BAND_BYTES / panel_bytes).clamp(1, BAND));
     // Chunks are as equal as can be: a short one spends its time on moving chains.
     let n_chunks = n_in.div_ceil(kernels.chunk);
     let cut = |chunk: usize| n_in / kernels.unit * chunk / n_chunks * kernels.unit;
     for band in 0..n_bands {
-        let panels = n_panels * band / n_bands..n_panels * (band + 1) / n_bands;
+        let first = |band: usize| args.panels.start + n_panels * band / n_bands;
+        let panels = first(band)..first(band + 1);
         let top = Panel::nth(x.rows, panels.start).first;
         for tile in 0..args.n_out.div_ceil(ROWS) {
             for chunk in 0..n_chunks {

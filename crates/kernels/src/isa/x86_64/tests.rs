@@ -4,7 +4,7 @@
 use crate::dtype::DType;
 use crate::isa::{Isa, scalar};
 use crate::linear::{LinearKernel, TileArgs};
-use crate::mat::{ACT_BLOCK, ActBlock, Acts, Forms};
+use crate::mat::{ACT_BLOCK, ActBlock, Acts, Forms, Panel};
 use crate::quant::{self, Block, match_format};
 use crate::test_util::Random;
 use crate::weight::QMat;
@@ -93,6 +93,7 @@ fn run(kernel: LinearKernel, w: &QMat, x: &Acts, bias: Option<&[f32]>, add: bool
         tiles: w.tiles(),
         n_out: w.n_out(),
         x,
+        panels: 0..Panel::count(x.rows),
         bias,
         y: y.as_mut_ptr(),
         y_stride: stride,
