@@ -169,8 +169,13 @@ impl Cpu {
         let next = AtomicUsize::new(0);
         self.team.run(&|thread| {
             let mut scratch = threads[thread].lock().unwrap_or_else(PoisonError::into_inner);
-            while let Some(item) = plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {
-                step.compute_item(item, plan, &out, &partials_out, &mut scratch);
+            let claim = || plan.items.get(next.fetch_add(1, Ordering::Relaxed));
+            let (mut item, mut is_first) = (claim(), true);
+            while let Some(now) = item {
+                item = claim();
+                let order = Order { item: now, next: item, is_first };
+                step.compute_item(order, plan, &out, &partials_out, &mut scratch);
+                is_first = false;
             }
         });
 
@@ -209,6 +214,13 @@ fn work(
     (Op::Attention, n_read * kv.layout().token_bytes(), 2 * n_seen * q.cols())
 }
 
+/// An item and what a thread computes before and after it.
+struct Order<'a> {
+    item: &'a Item,
+    next: Option<&'a Item>,
+    is_first: bool,
+}
+
 /// The arguments of one call.
 struct Step<'a> {
     cpu: &'a Cpu,
@@ -241,7 +253,7 @@ impl Step<'_> {
     /// Computes an item: the output rows of its tiles, or its part of the partial results.
     fn compute_item(
         &self,
-        item: &Item,
+        Order { item, next, is_first }: Order<'_>,
         plan: &Plan,
         out: &Split<f32>,
         partials: &Split<f32>,
@@ -269,18 +281,24 @@ impl Step<'_> {
         let n_outputs = tile::MAX_ROWS * head_size;
         outputs.clear();
         outputs.resize(n_outputs * tiles.len(), 0.0);
-        let table = &self.blocks[span.blocks.clone()];
+        let waits = tiles.len() == 1 && tiles[0].rows.len() < tile::BUSY_ROWS;
         for number in item.segments.clone() {
             let start = number * SEGMENT;
-            let mut pages = tile::Pages::default();
-            let blocks = &table[start / layout.block_len..];
-            for (i, &block) in blocks.iter().take(SEGMENT / layout.block_len).enumerate() {
-                pages.k[i] = self.kv.k_page(block, self.layer, item.head);
-                pages.v[i] = self.kv.v_page(block, self.layer, item.head);
-            }
-            let mut segment = tile::Segment::new(layout, pages);
+            let mut segment = tile::Segment::new(layout, self.pages(item, number));
+            let mut ahead = tile::Ahead::default();
             if tiles.len() > 1 {
                 segment = segment.expand(self.cpu, expanded);
+            } else if waits {
+                if is_first && number == item.segments.start {
+                    segment.fetch_start(self.cpu);
+                }
+                let following = match number + 1 < item.segments.end {
+                    true => self.pages(item, number + 1),
+                    false => next.map_or_else(tile::Pages::default, |next| {
+                        self.pages(next, next.segments.start)
+                    }),
+                };
+                ahead = segment.ahead(&following);
             }
             let work = tiles.iter_mut().zip(queries.chunks_exact(n_queries));
             for ((tile, queries), y) in work.zip(outputs.chunks_exact_mut(n_outputs)) {
@@ -295,7 +313,7 @@ impl Step<'_> {
                 }
                 let work = Tile { segment: &segment, params: self.params, seen: &seen[..padded] };
                 let n = head_size.div_ceil(SEGMENT) * padded;
-                let next = work.compute(self.cpu, &queries[..n], scratch);
+                let next = work.compute(self.cpu, &queries[..n], &mut ahead, scratch);
                 if plan.folds {
                     let (folded, o) = (&mut tile.folded, &scratch.o[..]);
                     let seen = &seen[..n_rows];
@@ -326,6 +344,19 @@ impl Step<'_> {
                 }
             }
         }
+    }
+
+    /// The pages of a segment that an item reads.
+    fn pages(&self, item: &Item, segment: usize) -> tile::Pages<'_> {
+        let layout = self.kv.layout();
+        let table = &self.blocks[self.spans[item.span].blocks.clone()];
+        let blocks = &table[segment * SEGMENT / layout.block_len..];
+        let mut pages = tile::Pages::default();
+        for (i, &block) in blocks.iter().take(SEGMENT / layout.block_len).enumerate() {
+            pages.k[i] = self.kv.k_page(block, self.layer, item.head);
+            pages.v[i] = self.kv.v_page(block, self.layer, item.head);
+        }
+        pages
     }
 
     /// The rows of a tile, before anything is folded.

@@ -119,37 +119,85 @@ impl<'a> Segment<'a> {
         Segment { k, v, ..self }
     }
 
-    /// Pages in [`AHEAD_BYTES`].
-    #[inline(always)]
-    fn n_ahead(&self) -> usize {
-        AHEAD_BYTES.div_ceil(self.pages.k[0].len().max(1))
+    /// What to ask memory for while tiles of few rows read the segment: its own pages, those of K
+    /// first, then `next`, from [`AHEAD_BYTES`] on.
+    pub(super) fn ahead(&self, next: &Pages<'_>) -> Ahead {
+        let mut ahead = Ahead::default();
+        let pages = self.pages.k.iter().chain(&self.pages.v).chain(&next.k);
+        for (to, page) in ahead.pages.iter_mut().zip(pages.filter(|page| !page.is_empty())) {
+            *to = (page.as_ptr(), page.len().div_ceil(LINE));
+        }
+        let n_ahead = AHEAD_BYTES.div_ceil(self.pages.k[0].len().max(1));
+        ahead.turn_to(n_ahead);
+        ahead
     }
 
-    /// Asks for the page that lies [`AHEAD_BYTES`] ahead of page `page` of K, or of V, which comes
-    /// after K.
-    #[inline(always)]
-    fn fetch<S: Simd>(&self, s: S, page: usize, is_v: bool) {
-        let n_pages = SEGMENT / self.layout.block_len;
-        let ahead = page + usize::from(is_v) * n_pages + self.n_ahead();
-        let page = match ahead / n_pages {
-            0 => self.pages.k[ahead],
-            1 => self.pages.v[ahead - n_pages],
-            _ => return,
-        };
-        fetch(s, page);
+    /// Asks for what [`Segment::ahead`] leaves out, for who comes without notice.
+    pub(super) fn fetch_start(&self, cpu: &Cpu) {
+        let n_ahead = AHEAD_BYTES.div_ceil(self.pages.k[0].len().max(1));
+        self.pages.k.iter().take(n_ahead).for_each(|page| cpu.compute(FetchPage(page)));
     }
 }
 
-/// Small tiles wait for memory: they ask for it so far ahead.
+/// Small tiles wait for memory: they ask for it so far ahead. Pages are too short for the processor
+/// to see a pattern.
 const AHEAD_BYTES: usize = 8 << 10;
 
 /// Tiles of so many rows compute longer than they wait.
-const BUSY_ROWS: usize = 9;
+pub(super) const BUSY_ROWS: usize = 9;
 
-#[inline(always)]
-fn fetch<S: Simd>(s: S, bytes: &[u8]) {
-    for line in bytes.chunks(64) {
-        s.fetch(line.as_ptr());
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Pages that will be read soon, on their way line by line: asked for all at once they would hold
+/// up what is read now.
+pub(super) struct Ahead {
+    /// The first line and the number of lines.
+    pages: [(*const u8, usize); 3 * MAX_PAGES],
+    page: usize,
+    /// The next line, and how many of the page are left.
+    line: *const u8,
+    n: usize,
+}
+
+impl Default for Ahead {
+    /// Nothing.
+    fn default() -> Ahead {
+        let nothing = (std::ptr::null(), 0);
+        Ahead { pages: [nothing; 3 * MAX_PAGES], page: 0, line: nothing.0, n: 0 }
+    }
+}
+
+impl Ahead {
+    fn turn_to(&mut self, page: usize) {
+        self.page = page;
+        (self.line, self.n) = self.pages.get(page).copied().unwrap_or((std::ptr::null(), 0));
+    }
+
+    #[inline(always)]
+    fn step<S: Simd>(&mut self, s: S, n_lines: usize) {
+        if self.n < n_lines {
+            if self.page < self.pages.len() {
+                self.turn_to(self.page + 1);
+            }
+            return;
+        }
+        for i in 0..n_lines {
+            s.fetch(self.line.wrapping_add(LINE * i));
+        }
+        self.line = self.line.wrapping_add(LINE * n_lines);
+        self.n -= n_lines;
+    }
+}
+
+struct FetchPage<'a>(&'a [u8]);
+
+impl Kernel for FetchPage<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        self.0.chunks(LINE).for_each(|line| s.fetch(line.as_ptr()));
     }
 }
 
@@ -218,7 +266,13 @@ impl Tile<'_> {
     /// Reads the queries, `[E / 256][R]` of up to 256 values, writes `o` of the scratch, and returns
     /// m and l. A row that sees nothing of the
     /// segment gets values without meaning.
-    pub(super) fn compute(&self, cpu: &Cpu, q: &[[f32; SEGMENT]], scratch: &mut Scratch) -> Folded {
+    pub(super) fn compute(
+        &self,
+        cpu: &Cpu,
+        q: &[[f32; SEGMENT]],
+        ahead: &mut Ahead,
+        scratch: &mut Scratch,
+    ) -> Folded {
         let KvLayout { head_size, v_type, .. } = *self.segment.layout;
         scratch.set_rows(self.seen.len(), head_size);
         let Scratch { p, scaled, o } = scratch;
@@ -233,20 +287,21 @@ impl Tile<'_> {
             let vectors = vectors.clone();
             let segment = self.segment;
             with_cells!(&segment.k, pages => {
-                cpu.compute(Scores::<_, R> { segment, pages, q: rows_of(q), vectors, p });
+                let q = rows_of(q);
+                cpu.compute(Scores::<_, R> { segment, pages, q, vectors, ahead, p });
             });
         });
         let folded = cpu.compute(Softmax { params: self.params, seen: self.seen, p });
         o.fill(0.0);
         match v_type {
-            KvType::F16 => self.sum_values(cpu, p, 0..head_size, o),
+            KvType::F16 => self.sum_values(cpu, p, 0..head_size, ahead, o),
             KvType::Q8_0 => {
                 for block in 0..head_size / KV_BLOCK {
                     let vectors = vectors.clone();
                     let segment = self.segment;
                     cpu.compute(ScaleByBlock { segment, block, vectors, p, scaled });
                     let values = block * KV_BLOCK..(block + 1) * KV_BLOCK;
-                    self.sum_values(cpu, scaled, values, o);
+                    self.sum_values(cpu, scaled, values, ahead, o);
                 }
             }
         }
@@ -259,13 +314,21 @@ impl Tile<'_> {
     /// row 0   |before|- - - common - - -|            tokens that all rows see: a tile
     /// row 1      |bef|- - - common - - -|after|      the others: rows that see the same together
     /// ```
-    fn sum_values(&self, cpu: &Cpu, p: &[[f32; SEGMENT]], values: Range<usize>, o: &mut [f32]) {
+    fn sum_values(
+        &self,
+        cpu: &Cpu,
+        p: &[[f32; SEGMENT]],
+        values: Range<usize>,
+        ahead: &mut Ahead,
+        o: &mut [f32],
+    ) {
         let some = self.seen.iter().filter(|seen| !seen.is_empty());
         let start = some.clone().map(|seen| seen.start).max().unwrap_or(0);
         let common = start..some.map(|seen| seen.end).min().unwrap_or(0).max(start);
         let (segment, vectors) = (self.segment, values.start / LANES..values.end / LANES);
         let head_size = segment.layout.head_size;
-        let sum_rows = |rows: Range<usize>, tokens: Range<usize>, o: &mut [f32]| {
+        let mut sum_rows = |rows: Range<usize>, tokens: Range<usize>, o: &mut [f32]| {
+            let ahead = &mut *ahead;
             if tokens.is_empty() {
                 return;
             }
@@ -273,7 +336,7 @@ impl Tile<'_> {
             with_rows!(rows.len(), R => {
                 let (p, tokens, vectors) = (&rows_of(p)[0], tokens, vectors.clone());
                 with_cells!(&segment.v, pages => {
-                    cpu.compute(Sums::<_, R> { segment, pages, p, tokens, vectors, o });
+                    cpu.compute(Sums::<_, R> { segment, pages, p, tokens, vectors, ahead, o });
                 });
             });
         };
@@ -339,6 +402,7 @@ struct Scores<'a, C, const R: usize> {
     q: &'a [[[f32; SEGMENT]; R]],
     /// Of tokens.
     vectors: Range<usize>,
+    ahead: &'a mut Ahead,
     p: &'a mut [[f32; SEGMENT]],
 }
 
@@ -347,11 +411,6 @@ impl<C: Cell, const R: usize> Kernel for Scores<'_, C, R> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        if R < BUSY_ROWS {
-            let first = self.vectors.start * LANES / self.segment.layout.block_len;
-            let pages = self.segment.pages.k.iter().skip(first);
-            pages.take(self.segment.n_ahead()).for_each(|page| fetch(s, page));
-        }
         macro_rules! tile {
             ($vector:expr, $n:literal) => {
                 self.tile::<S, $n>(s, $vector)
@@ -377,9 +436,6 @@ impl<C: Cell, const R: usize> Scores<'_, C, R> {
             if k_type == KvType::Q8_0 {
                 scales[v] = as_f16(&self.segment.pages.k[page][head_size * block_len..]);
             }
-            if R < BUSY_ROWS && slots[v] == 0 {
-                self.segment.fetch(s, page, false);
-            }
         }
         match k_type {
             KvType::F16 => {
@@ -390,7 +446,8 @@ impl<C: Cell, const R: usize> Scores<'_, C, R> {
                     for v in 0..N {
                         k[v] = &pages[v][first * block_len + slots[v]..];
                     }
-                    chain(s, &mut sums, q, 0..SEGMENT.min(head_size - first), k, block_len);
+                    let values = 0..SEGMENT.min(head_size - first);
+                    chain(s, &mut sums, q, values, k, block_len, self.ahead);
                 }
                 for (p, sums) in self.p.iter_mut().zip(sums) {
                     store_vectors(s, sums, &mut p[vector * LANES..]);
@@ -412,7 +469,7 @@ impl<C: Cell, const R: usize> Scores<'_, C, R> {
                         d[v] = s.load_f16(&halves[0]);
                     }
                     let mut sums = [[s.splat(0.0); N]; R];
-                    chain(s, &mut sums, q, values, codes, block_len);
+                    chain(s, &mut sums, q, values, codes, block_len, self.ahead);
                     for (p, sums) in self.p.iter_mut().zip(sums) {
                         let (p, _) = p[vector * LANES..].as_chunks_mut();
                         for (p, (sum, d)) in p.iter_mut().zip(sums.into_iter().zip(d)) {
@@ -517,6 +574,7 @@ struct Sums<'a, C, const R: usize> {
     tokens: Range<usize>,
     /// Of values.
     vectors: Range<usize>,
+    ahead: &'a mut Ahead,
     /// `[R][E]`.
     o: &'a mut [f32],
 }
@@ -548,9 +606,6 @@ impl<C: Cell, const R: usize> Sums<'_, C, R> {
             }
         }
         for page in self.tokens.start / block_len..self.tokens.end.div_ceil(block_len) {
-            if R < BUSY_ROWS && vector == self.vectors.start {
-                self.segment.fetch(s, page, true);
-            }
             let first = page * block_len;
             let tokens = self.tokens.start.max(first)..self.tokens.end.min(first + block_len);
             let mut v = [&[][..]; N];
@@ -558,7 +613,7 @@ impl<C: Cell, const R: usize> Sums<'_, C, R> {
                 let value = (vector + i) * LANES;
                 v[i] = &self.pages[page][(tokens.start - first) * head_size + value..];
             }
-            chain(s, &mut sums, self.p, tokens, v, head_size);
+            chain(s, &mut sums, self.p, tokens, v, head_size, self.ahead);
         }
         for (o, sums) in self.o.chunks_mut(head_size).zip(sums) {
             store_vectors(s, sums, &mut o[vector * LANES..]);
@@ -576,12 +631,16 @@ fn chain<S: Simd, C: Cell, const R: usize, const N: usize>(
     k: Range<usize>,
     b: [&[C]; N],
     stride: usize,
+    ahead: &mut Ahead,
 ) {
     assert!(k.end <= SEGMENT);
     for b in b {
         assert!(k.is_empty() || (k.len() - 1) * stride + LANES <= b.len());
     }
     for (j, k) in k.enumerate() {
+        if R < BUSY_ROWS {
+            ahead.step(s, const { (N * LANES * size_of::<C>()).div_ceil(LINE) });
+        }
         let mut vectors = [s.splat(0.0); N];
         for i in 0..N {
             // SAFETY: `j` is below the length of `k`, so the sixteen lie in `b[i]` by the assert.
