@@ -1,8 +1,8 @@
 //! The linear op on one thread: each format, a few shapes of real models, one row to many.
 //!
 //! `cargo bench -p paceline-kernels --bench linear -- 'avx512/Q4_0'` picks some by name. Elements are
-//! multiply-adds, bytes are those of the weight, both per second; the first line gives the most
-//! multiply-adds that the integer unit could do. The weights of a case stay in the cache.
+//! multiply-adds, bytes are those of the weight, both per second; a line for each
+//! instruction set gives the most multiply-adds that its integer unit could do. The weights of a case stay in the cache.
 
 use std::time::Duration;
 
@@ -12,12 +12,10 @@ use paceline_kernels::{Acts, Cpu, DType, Isa, Linear, Mat, QMat, quant};
 const SHAPES: [(usize, usize); 3] = [(1536, 576), (576, 1536), (896, 4864)];
 
 fn linear(criterion: &mut Criterion) {
-    #[cfg(target_arch = "x86_64")]
-    if Isa::Avx512.is_available() {
-        println!("vpdpbusd, one thread: {:.0} G multiply-adds/s", peak::vnni() / 1e9);
-    }
     for isa in Isa::available().filter(|&isa| isa != Isa::Scalar) {
         let cpu = Cpu::new(isa, 1);
+        let peak = cpu.int8_peak().unwrap_or(f64::NAN) / 1e9;
+        println!("{isa}, one thread: at most {peak:.0} G int8 multiply-adds/s");
         for &dtype in DType::ALL.iter().filter(|&&dtype| quant::computes(dtype)) {
             for (n_out, n_in) in SHAPES {
                 let n_in = n_in.next_multiple_of(dtype.info().block_len);
@@ -70,51 +68,6 @@ fn acts(cpu: &Cpu, w: &QMat, rows: usize) -> Acts {
     let mut acts = Acts::new(w.n_in(), w.forms());
     cpu.quantize(&x, &mut acts);
     acts
-}
-
-#[cfg(target_arch = "x86_64")]
-mod peak {
-    #![allow(unsafe_code)]
-
-    use std::arch::asm;
-    use std::time::Instant;
-
-    /// Multiply-adds per second of `vpdpbusd` on registers, the best of some bursts.
-    pub(super) fn vnni() -> f64 {
-        const ROUNDS: u64 = 20_000;
-        const MACS: u64 = 12 * 64;
-        let burst = || {
-            let start = Instant::now();
-            // SAFETY: the caller has seen to the instruction set; only registers are touched.
-            unsafe {
-                asm!(
-                    "2:",
-                    "vpdpbusd zmm0, zmm30, zmm31",
-                    "vpdpbusd zmm1, zmm30, zmm31",
-                    "vpdpbusd zmm2, zmm30, zmm31",
-                    "vpdpbusd zmm3, zmm30, zmm31",
-                    "vpdpbusd zmm4, zmm30, zmm31",
-                    "vpdpbusd zmm5, zmm30, zmm31",
-                    "vpdpbusd zmm6, zmm30, zmm31",
-                    "vpdpbusd zmm7, zmm30, zmm31",
-                    "vpdpbusd zmm8, zmm30, zmm31",
-                    "vpdpbusd zmm9, zmm30, zmm31",
-                    "vpdpbusd zmm10, zmm30, zmm31",
-                    "vpdpbusd zmm11, zmm30, zmm31",
-                    "dec {rounds}",
-                    "jnz 2b",
-                    rounds = inout(reg) ROUNDS => _,
-                    out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _,
-                    out("zmm4") _, out("zmm5") _, out("zmm6") _, out("zmm7") _,
-                    out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,
-                    out("zmm30") _, out("zmm31") _,
-                    options(nomem, nostack),
-                );
-            }
-            start.elapsed().as_secs_f64()
-        };
-        (ROUNDS * MACS) as f64 / (0..100).map(|_| burst()).fold(f64::MAX, f64::min)
-    }
 }
 
 criterion_group!(benches, linear);

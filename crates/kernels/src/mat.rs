@@ -32,6 +32,19 @@ impl Mat {
         }
     }
 
+    /// Keeps only the given rows, in ascending order.
+    ///
+    /// # Panics
+    /// If there is no such row, or the order is another.
+    pub fn keep_rows(&mut self, rows: &[usize]) {
+        assert!(rows.is_sorted_by(|a, b| a < b), "rows are kept in their order");
+        for (to, &row) in rows.iter().enumerate() {
+            assert!(row < self.rows, "row {row} of {}", self.rows);
+            self.data.copy_within(row * self.cols..(row + 1) * self.cols, to * self.cols);
+        }
+        self.rows = rows.len();
+    }
+
     /// Row `t`.
     pub fn row(&self, t: usize) -> &[f32] {
         assert!(t < self.rows);

@@ -9,8 +9,8 @@ use crate::meta::ModelMeta;
 use crate::weights::{Weights, WeightsError};
 use crate::{KvMemoryError, Model, ModelSpec};
 use paceline_kernels::{
-    Acts, AttentionParams, Cpu, KvCache, KvLayout, Linear, Mat, QMat, RopeAngles, RopeScaling,
-    RopeTable,
+    Acts, AttentionParams, AttentionSpan, Cpu, KvCache, KvLayout, Linear, Mat, QMat, RopeAngles,
+    RopeScaling, RopeTable,
 };
 use std::ops::Range;
 
@@ -80,9 +80,9 @@ struct Scratch {
     hidden: Acts,
     /// `[T, D]`: a sub-layer's output, where a norm comes before the residual.
     sub: Mat,
-    /// `[n_outputs, D]`: the residual of the rows whose logits are wanted.
-    outputs: Mat,
-    /// A range of `outputs`, and its normed form.
+    /// The spans of the rows whose logits are wanted.
+    output_spans: Vec<AttentionSpan>,
+    /// A range of those rows of `x`, and its normed form.
     range: Mat,
     range_normed: Acts,
 }
@@ -156,6 +156,9 @@ impl DecoderWeights {
         Cost {
             layer_bytes: matrices().map(QMat::n_bytes).sum(),
             layer_macs: matrices().map(macs).sum(),
+            tail_macs: self.layers.last().map_or(0, |layer| {
+                [&layer.o, &layer.gate, &layer.up, &layer.down].map(macs).iter().sum()
+            }),
             head_bytes: self.head().n_bytes(),
             head_macs: macs(self.head()),
             windows: self.layers.iter().map(|layer| layer.window).collect(),
@@ -245,9 +248,32 @@ impl Scratch {
             mixed: Acts::new(meta.n_heads * e, forms(&[3])),
             hidden: Acts::new(meta.ffn_len, forms(&[6])),
             sub: Mat::zeros(0, d),
-            outputs: Mat::zeros(0, d),
+            output_spans: Vec::new(),
             range: Mat::zeros(0, d),
             range_normed: Acts::new(d, weights.head().forms()),
+        }
+    }
+
+    /// Leaves only the rows whose logits are wanted, in `x`, `q` and what follows from them.
+    fn keep_outputs(&mut self, batch: &Batch) {
+        self.x.keep_rows(&batch.outputs);
+        self.q.keep_rows(&batch.outputs);
+        self.sub.set_rows(batch.outputs.len());
+        self.output_spans.clear();
+        for span in &batch.spans {
+            let first = batch.outputs.partition_point(|&row| row < span.rows.start);
+            let end = batch.outputs.partition_point(|&row| row < span.rows.end);
+            // Each run of consecutive rows is a span of its own.
+            let wanted = &batch.outputs[first..end];
+            let mut start = first;
+            for run in wanted.chunk_by(|a, b| a + 1 == *b) {
+                self.output_spans.push(AttentionSpan {
+                    rows: start..start + run.len(),
+                    position: span.position + run[0] - span.rows.start,
+                    blocks: span.blocks.clone(),
+                });
+                start += run.len();
+            }
         }
     }
 
@@ -280,7 +306,7 @@ impl Model for Decoder {
         let Decoder { meta, cpu, weights, ropes, scratch: s, .. } = self;
         let kv = self.kv.as_mut().expect("reserve_kv comes before the first step");
         let (eps, style) = (meta.rms_eps, meta.rope.style);
-        let (spans, blocks) = (&batch.spans, &batch.blocks);
+        let (mut spans, blocks) = (&batch.spans, &batch.blocks);
         s.begin(batch);
         for (rope, angles) in ropes.iter().zip(&mut s.angles) {
             cpu.rope_angles(rope, &s.positions, angles);
@@ -299,6 +325,11 @@ impl Model for Decoder {
             cpu.rope(&s.angles[layer.rope], style, &mut s.q, meta.head_size);
             cpu.rope(&s.angles[layer.rope], style, &mut s.k, meta.head_size);
             cpu.store_kv(kv, i, &s.k, &s.v, spans, blocks);
+            if i + 1 == weights.layers.len() {
+                // From here on only those rows matter whose logits are wanted.
+                s.keep_outputs(batch);
+                spans = &s.output_spans;
+            }
             let params = AttentionParams {
                 scale: meta.attn_scale,
                 window: layer.window,
@@ -315,19 +346,14 @@ impl Model for Decoder {
             let post_norm = layer.ffn_post_norm.as_deref();
             add_linear(cpu, &s.hidden, &layer.down, post_norm, eps, &mut s.sub, &mut s.x);
         }
-
-        s.outputs.set_rows(batch.outputs.len());
-        for (i, &row) in batch.outputs.iter().enumerate() {
-            s.outputs.row_mut(i).copy_from_slice(s.x.row(row));
-        }
     }
 
     fn logits(&mut self, outputs: Range<usize>, logits: &mut Mat) {
         let Decoder { meta, cpu, weights, scratch: s, .. } = self;
-        assert!(outputs.end <= s.outputs.rows(), "logits of rows that are no outputs");
+        assert!(outputs.end <= s.x.rows(), "logits of rows that are no outputs");
         s.range.set_rows(outputs.len());
         for (i, output) in outputs.enumerate() {
-            s.range.row_mut(i).copy_from_slice(s.outputs.row(output));
+            s.range.row_mut(i).copy_from_slice(s.x.row(output));
         }
         logits.set_rows(s.range.rows());
         cpu.rms_norm(&s.range, &weights.output_norm, meta.rms_eps, &mut s.range_normed);

@@ -15,7 +15,7 @@ mod weights;
 
 pub use batch::{Batch, Span};
 pub use chat::{ChatError, ChatOptions, ChatTemplate, Rendered};
-pub use cost::{Cost, Work};
+pub use cost::{Cost, Rows, Work};
 pub use decoder::Decoder;
 pub use load::{LoadError, LoadOptions, Loaded, load, load_text};
 pub use paceline_kernels::Mat;

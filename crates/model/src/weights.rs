@@ -91,7 +91,9 @@ impl<'f> Weights<'f> {
     ) -> Result<QMat, WeightsError> {
         let tensor = self.take(name, &[n_out, n_in])?;
         let packed = self.packer.pack(tensor.dtype, n_out, n_in, tensor.bytes);
-        packed.map_err(|error| reason(&tensor, error))
+        let packed = packed.map_err(|error| reason(&tensor, error))?;
+        tensor.release();
+        Ok(packed)
     }
 
     /// A vector, in f32.

@@ -7,10 +7,10 @@
 
 use crate::Error;
 use crate::text::ModelText;
-use paceline_engine::{Engine, EngineConfig, Event, Limits, Request, SamplingParams};
+use paceline_engine::{Engine, EngineConfig, Limits, Request, SamplingParams};
 use paceline_kernels::profile::{Op, OpCost};
 use paceline_kernels::{Cpu, Profile, ReadTest};
-use paceline_model::{Cost, LoadOptions, Loaded, Model, TokenId, Work};
+use paceline_model::{Cost, LoadOptions, Loaded, Model, Rows, TokenId, Work};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -169,7 +169,7 @@ impl Bench {
             let decodes = computed.iter().all(|&n| n >= run.prompt_len);
             let n_rows = self.engine.stats().rows;
             let start = Instant::now();
-            let events = self.engine.step();
+            self.engine.step();
             let time = start.elapsed();
             // Sequences are served in their order, so what a step did follows from its rows.
             let mut left = (self.engine.stats().rows - n_rows) as usize;
@@ -177,13 +177,13 @@ impl Bench {
             for computed in &mut computed {
                 let rows = run.prompt_len.saturating_sub(*computed).max(1).min(left);
                 if rows > 0 {
-                    spans.push((*computed, rows));
+                    let n_outputs = usize::from(*computed + rows >= run.prompt_len);
+                    spans.push(Rows { position: *computed, n: rows, n_outputs });
                     *computed += rows;
                     left -= rows;
                 }
             }
-            let n_outputs = events.iter().filter(|e| matches!(e, Event::Token { .. })).count();
-            let work = self.cost.step(&spans, n_outputs);
+            let work = self.cost.step(&spans);
             if decodes {
                 decode.push(time);
                 decode_work += work;

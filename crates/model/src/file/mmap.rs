@@ -1,5 +1,5 @@
 //! [`Bytes`]: the contents of a file, mapped read-only.
-#![allow(unsafe_code)] // The one unsafe call of this crate; see the SAFETY comment.
+#![allow(unsafe_code)] // The unsafe calls of this crate; see the SAFETY comments.
 
 use std::fs::File;
 use std::io;
@@ -35,6 +35,27 @@ impl Bytes {
         // and `Bytes` documents it.
         let map = unsafe { memmap2::Mmap::map(&file)? };
         Ok(Bytes(Source::Mapped(map)))
+    }
+}
+
+impl Bytes {
+    /// Gives the memory of `part` of a mapped file back to the system.
+    pub(super) fn release(&self, part: &[u8]) {
+        #[cfg(unix)]
+        if let Source::Mapped(map) = &self.0
+            && map.as_ptr_range().contains(&part.as_ptr())
+        {
+            let offset = part.as_ptr().addr() - map.as_ptr().addr();
+            let len = part.len().min(map.len() - offset);
+            // SAFETY: the map is private and read-only, so its pages are read from the file again with
+            // the contents that they had.
+            // That the system may decline is no loss.
+            let _ = unsafe {
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, len)
+            };
+        }
+        #[cfg(not(unix))]
+        let _ = part;
     }
 }
 

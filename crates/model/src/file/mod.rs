@@ -35,9 +35,16 @@ pub struct TensorView<'a> {
     /// Its bytes, row after row, little-endian, a whole number of blocks, without a guaranteed
     /// alignment.
     pub bytes: &'a [u8],
+    file: &'a Bytes,
 }
 
 impl TensorView<'_> {
+    /// Gives the memory of the bytes back to the system, for who has read them for the last time; they
+    /// come from the file again if need be.
+    pub fn release(&self) {
+        self.file.release(self.bytes);
+    }
+
     /// Number of values.
     pub fn n_values(&self) -> usize {
         self.shape.iter().product() // Checked for overflow when the file was opened.
@@ -59,12 +66,13 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
-    fn view<'a>(&'a self, file: &'a [u8]) -> TensorView<'a> {
+    fn view<'a>(&'a self, file: &'a Bytes) -> TensorView<'a> {
         TensorView {
             name: &self.name,
             dtype: self.dtype,
             shape: &self.shape,
             bytes: &file[self.range.clone()],
+            file,
         }
     }
 }

@@ -331,8 +331,10 @@ mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut bytes = bytes.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            for info in read_header(&bytes).unwrap_or_default() {
-                let view = info.view(&bytes);
+            let infos = read_header(&bytes).unwrap_or_default();
+            let file = Bytes::from(bytes);
+            for info in infos {
+                let view = info.view(&file);
                 assert_eq!(view.dtype.n_bytes(view.n_values()), Some(view.bytes.len()));
             }
         }
