@@ -192,7 +192,7 @@ pub struct BenchRun {
     #[arg(long, value_name = "TOKENS", value_parser = positive::<usize>)]
     pub context: Option<usize>,
     #[command(flatten)]
-    pub engine: Engine,
+    pub compute: Compute,
 }
 
 /// How tokens are chosen. Without a flag the model's own recommendation holds, where it has one.
@@ -253,23 +253,16 @@ pub struct Sampling {
     pub ignore_eos: bool,
 }
 
-/// How much is done at once, and with how much memory. Nothing here changes the text, but
-/// --kv-type-*.
+/// How a step is computed. Nothing here changes the text, but --kv-type-*.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Engine")]
-pub struct Engine {
+pub struct Compute {
     /// Threads that compute [default: every core]
     #[arg(long, value_name = "N", value_parser = whole::<usize>, env = "PACELINE_THREADS", hide_env = true)]
     pub threads: Option<usize>,
     /// Instruction set: scalar, avx2 or avx512 [default: the best]
     #[arg(long, env = "PACELINE_ISA", hide = true)]
     pub isa: Option<paceline::Isa>,
-    /// The longest prompt and answer together [default: the model's]
-    #[arg(long, value_name = "N", value_parser = whole::<usize>, env = "PACELINE_MAX_MODEL_LEN", hide_env = true)]
-    pub max_model_len: Option<usize>,
-    /// KV cache: 2GiB, 50% .. [default: 2GiB, at most half of what is free]
-    #[arg(long, value_name = "SIZE", env = "PACELINE_KV_MEMORY", hide_env = true)]
-    pub kv_memory: Option<KvMemory>,
     /// How K is kept: f16, q8_0
     #[arg(
         long,
@@ -299,15 +292,6 @@ pub struct Engine {
         hide_env = true
     )]
     pub block_size: usize,
-    /// The most sequences in a step
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 256,
-        value_parser = whole::<usize>, env = "PACELINE_MAX_NUM_SEQS",
-        hide_env = true
-    )]
-    pub max_num_seqs: usize,
     /// The most tokens in a step
     #[arg(
         long,
@@ -317,6 +301,30 @@ pub struct Engine {
         hide_env = true
     )]
     pub max_num_batched_tokens: usize,
+}
+
+/// How much is done at once, and with how much memory. Nothing here changes the text, but
+/// --kv-type-*.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Engine")]
+pub struct Engine {
+    #[command(flatten)]
+    pub compute: Compute,
+    /// The longest prompt and answer together [default: the model's]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, env = "PACELINE_MAX_MODEL_LEN", hide_env = true)]
+    pub max_model_len: Option<usize>,
+    /// KV cache: 2GiB, 50% .. [default: 2GiB, at most half of what is free]
+    #[arg(long, value_name = "SIZE", env = "PACELINE_KV_MEMORY", hide_env = true)]
+    pub kv_memory: Option<KvMemory>,
+    /// The most sequences in a step
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 256,
+        value_parser = whole::<usize>, env = "PACELINE_MAX_NUM_SEQS",
+        hide_env = true
+    )]
+    pub max_num_seqs: usize,
     /// Guess ahead and verify: off, lookup (what followed before)
     #[arg(
         long,

@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 /// Bytes of the test of memory, far more than caches hold.
 const READ_BYTES: usize = 256 << 20;
 
+/// Tokens that are decoded after a long prompt.
+pub const LONG_TOKENS: usize = 24;
+
 /// Sequences that start with a prompt of `prompt_len` tokens each and then decode together.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -48,7 +51,7 @@ impl Run {
         let long = |len: usize| Run {
             prefill: Some(format!("prefill{len}")),
             decode: Some(format!("decode@{len}")),
-            ..run(len, 1, 24)
+            ..run(len, 1, LONG_TOKENS)
         };
         let mut runs = vec![
             Run { prefill: Some("prefill512".to_owned()), ..run(512, 1, 1) },
@@ -143,6 +146,11 @@ impl Bench {
             n_prompts: 0,
             load,
         })
+    }
+
+    /// The longest sequence, in tokens.
+    pub fn context_len(&self) -> usize {
+        self.limits.max_model_len
     }
 
     /// The machine's speed now.

@@ -1,7 +1,7 @@
 //! Opening a model for a command: settings checked, found or fetched, loaded, with progress on the
 //! way.
 
-use crate::args::Engine;
+use crate::args::{Compute, Engine};
 use crate::progress::{self, Bar};
 use crate::usage::of_flag;
 use anyhow::Context;
@@ -57,12 +57,35 @@ impl Located {
         let start = Instant::now();
         let llm = args.builder(&path).build().with_context(|| format!("cannot load {name}"))?;
         spinner.finish_and_clear();
-        let (isa, n_threads) = (args.isa(), args.n_threads());
+        let (isa, n_threads) = (args.compute.isa(), args.compute.n_threads());
         Ok(Opened { llm, name, path, load: start.elapsed(), n_threads, isa })
     }
 }
 
 impl Engine {
+    /// Checks the flags as far as no model is needed for it.
+    pub fn check(&self) -> anyhow::Result<()> {
+        Ok(self.builder(Path::new("")).check().map_err(of_flag)?)
+    }
+
+    fn builder(&self, path: &Path) -> Builder {
+        let builder = self.compute.builder(path);
+        let mut builder = builder
+            .max_num_seqs(self.max_num_seqs)
+            .speculate(self.speculate.into())
+            .kv_cache(!self.no_kv_cache)
+            .prefix_cache(!self.no_prefix_cache);
+        if let Some(memory) = self.kv_memory {
+            builder = builder.kv_memory(memory);
+        }
+        if let Some(len) = self.max_model_len {
+            builder = builder.max_model_len(len);
+        }
+        builder
+    }
+}
+
+impl Compute {
     /// Checks the flags as far as no model is needed for it.
     pub fn check(&self) -> anyhow::Result<()> {
         Ok(self.builder(Path::new("")).check().map_err(of_flag)?)
@@ -79,23 +102,12 @@ impl Engine {
     }
 
     fn builder(&self, path: &Path) -> Builder {
-        let mut builder = Llm::builder(path)
+        Llm::builder(path)
             .isa(self.isa())
             .threads(self.n_threads())
             .block_len(self.block_size)
             .kv_types(self.kv_type_k.into(), self.kv_type_v.into())
-            .max_num_seqs(self.max_num_seqs)
             .max_num_batched_tokens(self.max_num_batched_tokens)
-            .speculate(self.speculate.into())
-            .kv_cache(!self.no_kv_cache)
-            .prefix_cache(!self.no_prefix_cache);
-        if let Some(memory) = self.kv_memory {
-            builder = builder.kv_memory(memory);
-        }
-        if let Some(len) = self.max_model_len {
-            builder = builder.max_model_len(len);
-        }
-        builder
     }
 }
 

@@ -36,12 +36,7 @@ pub fn parse() -> Result<Args, UsageError> {
 }
 
 fn command() -> Command {
-    let mut command = Args::command().mut_subcommands(|command| {
-        command
-            .allow_negative_numbers(true)
-            .help_template("{about-with-newline}{usage-heading} {usage}\n\n{all-args}{after-help}")
-            .mut_args(without_empty_variable)
-    });
+    let mut command = Args::command().mut_subcommands(prepared);
     for name in ["run", "chat"] {
         command = command.mut_subcommand(name, |command| {
             command.mut_args(|arg| match RARE.contains(&arg.get_id().as_str()) {
@@ -51,6 +46,15 @@ fn command() -> Command {
         });
     }
     command
+}
+
+/// A command, and those below it, as all of ours are.
+fn prepared(command: Command) -> Command {
+    command
+        .allow_negative_numbers(true)
+        .help_template("{about-with-newline}{usage-heading} {usage}\n\n{all-args}{after-help}")
+        .mut_args(without_empty_variable)
+        .mut_subcommands(prepared)
 }
 
 /// A variable that is set to nothing says nothing.
@@ -77,11 +81,14 @@ fn one_line(error: &clap::Error) -> String {
     if let Some(name) = variable_of(&flag) {
         line += &format!(" (from {name})");
     }
-    let subcommand = std::env::args().nth(1).unwrap_or_default();
-    let of = match Args::command().find_subcommand(&subcommand) {
-        Some(command) => format!("{} ", command.get_name()),
-        None => String::new(),
-    };
+    // The deepest command that was named.
+    let (mut command, mut of) = (&Args::command(), String::new());
+    while let Some(sub) =
+        std::env::args().nth(of.split(' ').count()).and_then(|word| command.find_subcommand(word))
+    {
+        command = sub;
+        of += &format!("{} ", sub.get_name());
+    }
     format!("{}; `paceline {of}--help` shows the usage", line.trim())
 }
 

@@ -19,8 +19,8 @@ const SMALL: [&str; 6] = ["--threads", "1", "--kv-memory", "64MiB", "--max-model
 #[test]
 fn the_help_of_each_command_fits_a_screen_and_has_an_example() {
     let home = Home::new();
-    for command in COMMANDS {
-        let help = home.run([command, "--help"]).succeeds().out;
+    for command in COMMANDS.into_iter().chain(["bench run"]) {
+        let help = home.run(command.split(' ').chain(["--help"])).succeeds().out;
         assert!(help.contains("Example: paceline"), "{command}: {help}");
         assert!(help.lines().count() <= 40, "{command}: {} lines", help.lines().count());
         let widest = help.lines().map(|line| line.chars().count()).max().unwrap();
@@ -40,6 +40,10 @@ fn wrong_usage_is_one_line_that_names_it_and_code_2() {
         (&["run", "a", "b", "c"], &["'c'", "paceline run --help"]),
         (&["run", "a", "b", "--model", "c"], &["--model", "twice"]),
         (&["run", "hi", "more", "--prompt-file", "x"], &["--prompt-file", "twice"]),
+        (&["bench", "run", "a", "--only", "rows5"], &["'rows5'", "rows4, rows8"]),
+        (&["bench", "run", "a", "--repeat", "0"], &["--repeat", "at least 1"]),
+        (&["bench", "run", "a", "--speculate", "off"], &["--speculate", "bench run --help"]),
+        (&["bench", "run", "a", "--threads", "0"], &["--threads is 0"]),
         (&["run", "hi", "--temprature", "1"], &["--temprature", "--temperature", "run --help"]),
         (&["run", "hi", "--temperature", "hot"], &["'hot'", "--temperature", "a number"]),
         (&["run", "hi", "--temperature", "-1"], &["--temperature is -1", "from 0 to 100"]),
@@ -460,4 +464,39 @@ fn a_model_is_served_until_the_signal() {
     let killed = std::process::Command::new("kill").arg(child.id().to_string()).status();
     assert!(killed.unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+/// What is measured is not judged here; that it is what was asked for is.
+#[test]
+fn a_bench_measures_what_is_asked_for() {
+    let Some(path) = cached("smollm2-135m") else { return };
+    let home = Home::new();
+    let bench = |args: &[&str]| {
+        let usual = ["bench", "run", path.to_str().unwrap(), "--repeat", "1"];
+        home.run(usual.iter().chain(args))
+    };
+    let figures = json(bench(&["--json", "--threads", "1", "--only", "rows4,decode@128"]));
+    let names: Vec<&str> = figures["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["decode@128", "rows4"]);
+    assert_eq!(figures["threads"], 1);
+    for row in figures["rows"].as_array().unwrap() {
+        let [speed, limit, fraction] =
+            ["tokens_per_second", "limit_tokens_per_second", "limit_fraction"]
+                .map(|field| row[field].as_f64().unwrap());
+        assert!(speed > 0.0 && limit > 0.0 && fraction > 0.0, "{row}");
+    }
+    let profile = bench(&["--profile", "--only", "decode@128"]).succeeds().out;
+    assert!(["attention", "linear 576 to 960", "all else"].iter().all(|op| profile.contains(op)));
+    let refused = bench(&["--context", "100000", "--only", "decode@100000"]);
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.err.contains("the context of"), "{}", refused.err);
+    let peer = home.file("not-llama-bench", "");
+    let refused = bench(&["--only", "decode@128", "--vs", peer.to_str().unwrap()]);
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.err.contains("not-llama-bench"), "{}", refused.err);
 }

@@ -5,7 +5,9 @@ mod peer;
 use crate::args::BenchRun;
 use crate::open::{Located, locate};
 use crate::progress;
-use paceline::bench::{Bench, Machine, Measured, Run, Sample};
+use crate::usage::UsageError;
+use anyhow::ensure;
+use paceline::bench::{Bench, LONG_TOKENS, Machine, Measured, Run, Sample};
 use paceline::{EngineConfig, LoadOptions, units};
 use peer::Peer;
 use serde_json::json;
@@ -13,34 +15,34 @@ use std::collections::BTreeMap;
 use std::io::{Write, stdout};
 
 pub fn run(args: BenchRun) -> anyhow::Result<()> {
-    let engine = &args.engine;
-    engine.check()?;
+    let compute = &args.compute;
+    compute.check()?;
+    let mut runs = Run::usual(args.context);
+    choose(&mut runs, &args.only)?;
     let Located { name, path } = locate(args.model.as_deref())?;
     let options = LoadOptions {
-        isa: engine.isa(),
-        n_threads: engine.n_threads(),
-        block_len: engine.block_size,
-        k_type: engine.kv_type_k.into(),
-        v_type: engine.kv_type_v.into(),
+        isa: compute.isa(),
+        n_threads: compute.n_threads(),
+        block_len: compute.block_size,
+        k_type: compute.kv_type_k.into(),
+        v_type: compute.kv_type_v.into(),
         ..LoadOptions::default()
     };
     let config = EngineConfig {
-        max_num_seqs: engine.max_num_seqs,
-        max_num_batched_tokens: engine.max_num_batched_tokens,
+        max_num_batched_tokens: compute.max_num_batched_tokens,
         ..EngineConfig::default()
     };
-    let mut runs = Run::usual(args.context);
-    if !args.only.is_empty() {
-        runs.iter_mut().for_each(|run| {
-            run.prefill.take_if(|name| !args.only.contains(name));
-            run.decode.take_if(|name| !args.only.contains(name));
-        });
-        runs.retain(|run| run.prefill.is_some() || run.decode.is_some());
-    }
-    let spinner = progress::spinner(&format!("loading {name}"));
-    let mut bench = Bench::new(&path, &options, config, &mut runs)?;
     let peer = args.vs.as_deref().map(|program| Peer::new(program, &path, options.n_threads));
     let peer = peer.transpose()?;
+    let longest = runs.iter().map(|run| run.prompt_len + run.n_tokens).max().unwrap_or(0);
+    let spinner = progress::spinner(&format!("loading {name}"));
+    let mut bench = Bench::new(&path, &options, config, &mut runs)?;
+    let context_len = bench.context_len();
+    let asked = args.context.is_some_and(|context| context + LONG_TOKENS > context_len);
+    ensure!(
+        !asked && !runs.is_empty(),
+        "figures of up to {longest} tokens are asked for: the context of {name} is {context_len}"
+    );
 
     let mut figures: Vec<Figure> = Vec::new();
     let mut machines = Vec::new();
@@ -152,6 +154,24 @@ pub fn run(args: BenchRun) -> anyhow::Result<()> {
             (all - in_ops) * 1e3,
             (1.0 - in_ops / all) * 100.0
         )?;
+    }
+    Ok(())
+}
+
+/// Leaves the figures that `only` names, all if it names none.
+fn choose(runs: &mut Vec<Run>, only: &[String]) -> Result<(), UsageError> {
+    let known: Vec<String> =
+        runs.iter().flat_map(|run| run.prefill.iter().chain(&run.decode)).cloned().collect();
+    if let Some(name) = only.iter().find(|name| !known.contains(name)) {
+        let known = known.join(", ");
+        return Err(UsageError(format!("--only names '{name}': the figures are {known}")));
+    }
+    if !only.is_empty() {
+        runs.iter_mut().for_each(|run| {
+            run.prefill.take_if(|name| !only.contains(name));
+            run.decode.take_if(|name| !only.contains(name));
+        });
+        runs.retain(|run| run.prefill.is_some() || run.decode.is_some());
     }
     Ok(())
 }

@@ -99,16 +99,16 @@ fn print_config(args: &Serve, opened: &Opened, config: &ServerConfig) {
         "kv cache: {} for {} tokens, K {}, V {}, blocks of {}, prefix cache {}",
         units::bytes(opened.llm.kv_bytes()),
         limits.kv_len,
-        name_of(&engine.kv_type_k),
-        name_of(&engine.kv_type_v),
-        engine.block_size,
+        name_of(&engine.compute.kv_type_k),
+        name_of(&engine.compute.kv_type_v),
+        engine.compute.block_size,
         on(engine.no_prefix_cache),
     );
     eprintln!(
         "limits: {} tokens a sequence, {} sequences and {} tokens a step, speculation {}",
         limits.max_model_len,
         limits.max_num_seqs,
-        engine.max_num_batched_tokens,
+        engine.compute.max_num_batched_tokens,
         name_of(&engine.speculate),
     );
     let d = &config.defaults;

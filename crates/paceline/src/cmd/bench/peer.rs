@@ -1,6 +1,6 @@
 //! llama.cpp's own benchmarks, run in between ours.
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use paceline::bench::Run;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -52,8 +52,11 @@ impl Peer {
     fn single(&self, what: &[&str]) -> anyhow::Result<f64> {
         let usual = ["-r", "1", "-fa", "1", "-o", "json"];
         let output = self.output(&self.program, &[what, &usual].concat())?;
-        let results: Value = serde_json::from_str(&output).context("llama-bench's answer")?;
-        results[0]["avg_ts"].as_f64().context("llama-bench's answer has no avg_ts")
+        let program = self.program.display();
+        let results: Value = serde_json::from_str(&output)
+            .map_err(|_| anyhow!("{program} printed no JSON: is it llama-bench?"))?;
+        let speed = results[0]["avg_ts"].as_f64().filter(|speed| *speed > 0.0);
+        speed.context("llama-bench's answer has no avg_ts above 0")
     }
 
     fn batched(&self, run: &Run) -> anyhow::Result<Option<f64>> {
@@ -78,7 +81,8 @@ impl Peer {
         let output = self.output(program, &args)?;
         let line = output.lines().find_map(|line| serde_json::from_str::<Value>(line).ok());
         let speed = line.as_ref().and_then(|line| line["speed_tg"].as_f64());
-        Ok(Some(speed.context("llama-batched-bench's answer has no speed_tg")?))
+        let speed = speed.filter(|speed| *speed > 0.0);
+        Ok(Some(speed.context("llama-batched-bench's answer has no speed_tg above 0")?))
     }
 
     fn output(&self, program: &Path, args: &[&str]) -> anyhow::Result<String> {
@@ -86,11 +90,12 @@ impl Peer {
         command.arg("-m").arg(&self.model).args(["-t", &self.n_threads]).args(args);
         let output = command.output().with_context(|| program.display().to_string())?;
         let last = String::from_utf8_lossy(&output.stderr);
+        let last = last.lines().last().unwrap_or("it says nothing");
         ensure!(
             output.status.success(),
-            "{} failed: {}",
+            "{} failed ({}): {last}",
             program.display(),
-            last.lines().last().unwrap_or("")
+            output.status
         );
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
