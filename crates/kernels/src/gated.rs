@@ -51,8 +51,8 @@ impl Cpu {
             let (panels, share) = grid.place(thread);
             let tile = |share: usize| gate.n_tiles() * share / grid.n_shares;
             let tiles = tile(share)..tile(share + 1);
-            let first_row = x.rows() * panels.start / Panel::count(x.rows());
-            let n_rows: usize = panels.clone().map(|i| Panel::nth(n_rows, i).height).sum();
+            let Range { start: first_row, end } = Panel::rows(n_rows, panels.clone());
+            let n_rows = end - first_row;
             let chunk = (CHUNK_BYTES / (2 * n_rows * ROWS * size_of::<f32>()).max(1)).max(1);
             let mut products = self.products[thread].lock().unwrap_or_else(PoisonError::into_inner);
             for first in tiles.clone().step_by(chunk) {

@@ -204,8 +204,7 @@ pub(crate) type LinearKernel = unsafe fn(args: &TileArgs<'_>);
 impl TileArgs<'_> {
     /// The rows of the panels.
     pub(crate) fn rows(&self) -> Range<usize> {
-        let first = |i: usize| self.x.rows() * i / Panel::count(self.x.rows());
-        first(self.panels.start)..first(self.panels.end)
+        Panel::rows(self.x.rows(), self.panels.clone())
     }
 
     /// Ends the chains of row `t` with tile `tile` of the share: bias, sum with `y`, store. For

@@ -1,5 +1,7 @@
 //! Activations: rows of f32, and the forms in which weights read them.
 
+use std::ops::Range;
+
 /// A row-major matrix of f32: `rows` tokens of `cols` values.
 #[derive(Clone, Debug, Default)]
 pub struct Mat {
@@ -161,6 +163,12 @@ impl Panel {
     pub(crate) fn of_row(rows: usize, t: usize) -> Panel {
         // The last i with rows * i / n <= t.
         Panel::nth(rows, ((t + 1) * Panel::count(rows) - 1) / rows)
+    }
+
+    /// The rows of some panels of `rows` rows.
+    pub(crate) fn rows(rows: usize, panels: Range<usize>) -> Range<usize> {
+        let first = |i: usize| rows * i / Panel::count(rows);
+        first(panels.start)..first(panels.end)
     }
 
     /// Where the panel starts among all panels, in bytes.

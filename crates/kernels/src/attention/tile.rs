@@ -127,15 +127,19 @@ impl<'a> Segment<'a> {
         for (to, page) in ahead.pages.iter_mut().zip(pages.filter(|page| !page.is_empty())) {
             *to = (page.as_ptr(), page.len().div_ceil(LINE));
         }
-        let n_ahead = AHEAD_BYTES.div_ceil(self.pages.k[0].len().max(1));
-        ahead.turn_to(n_ahead);
+        ahead.turn_to(self.n_ahead());
         ahead
     }
 
     /// Asks for what [`Segment::ahead`] leaves out, for who comes without notice.
     pub(super) fn fetch_start(&self, cpu: &Cpu) {
-        let n_ahead = AHEAD_BYTES.div_ceil(self.pages.k[0].len().max(1));
-        self.pages.k.iter().take(n_ahead).for_each(|page| cpu.compute(FetchPage(page)));
+        let pages = self.pages.k.iter().take(self.n_ahead());
+        pages.for_each(|page| cpu.compute(FetchPage(page)));
+    }
+
+    /// Pages in [`AHEAD_BYTES`].
+    fn n_ahead(&self) -> usize {
+        AHEAD_BYTES.div_ceil(self.pages.k[0].len().max(1))
     }
 }
 

@@ -118,7 +118,7 @@ macro_rules! match_format {
         }
     };
     (@ $T:ident = $format:ident, $body:expr) => {{
-        #[allow(dead_code)]
+        #[allow(dead_code)] // Some bodies are the same for every format and do not name it.
         type $T = $crate::quant::$format;
         $body
     }};

@@ -177,7 +177,7 @@ unsafe fn many_rows(args: &TileArgs<'_>, kernels: &Kernels) {
     for band in 0..n_bands {
         let first = |band: usize| args.panels.start + n_panels * band / n_bands;
         let panels = first(band)..first(band + 1);
-        let top = Panel::nth(x.rows, panels.start).first;
+        let top = Panel::rows(x.rows, panels.clone()).start;
         for tile in 0..args.n_out.div_ceil(ROWS) {
             for chunk in 0..n_chunks {
                 let (first, n) = (cut(chunk), cut(chunk + 1) - cut(chunk));
