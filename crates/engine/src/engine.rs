@@ -229,6 +229,12 @@ impl Engine {
     /// Runs one step of the model, if any sequence is there, and returns what happened.
     pub fn step(&mut self) -> Vec<Event> {
         let step = self.scheduler.schedule();
+        let started = step.started.iter();
+        self.events.extend(started.map(|&(id, choice, cached_tokens)| Event::Started {
+            id,
+            choice,
+            cached_tokens,
+        }));
         self.count(&step);
         let outputs = self.batch(&step);
         if self.batch.n_rows() > 0 {

@@ -43,6 +43,15 @@ pub struct Usage {
 /// What happened in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// A sequence runs for the first time, in this step.
+    Started {
+        /// The request.
+        id: RequestId,
+        /// The choice, `0..n`.
+        choice: usize,
+        /// Tokens that the prefix cache had.
+        cached_tokens: usize,
+    },
     /// Log-probabilities of the prompt's tokens from number `start` on, in ranges that follow one
     /// another from 1; all come before the first token.
     PromptLogprobs {

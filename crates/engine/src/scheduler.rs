@@ -34,6 +34,8 @@ pub(crate) struct Step {
     pub n_tokens: Vec<usize>,
     /// Who had to make room.
     pub preempted: Vec<(RequestId, usize, Cause)>,
+    /// Who was let in for the first time, with the tokens that the prefix cache had.
+    pub started: Vec<(RequestId, usize, usize)>,
     /// Tokens that the prefix cache had for sequences that were let in.
     pub n_cached: usize,
 }
@@ -151,7 +153,10 @@ impl Scheduler {
         let n_cached = found.len() * self.pool.block_len();
         sequence.computed += n_cached;
         sequence.n_published += found.len();
-        sequence.cached.get_or_insert(n_cached);
+        if sequence.cached.is_none() {
+            sequence.cached = Some(n_cached);
+            step.started.push((sequence.id, sequence.choice, n_cached));
+        }
         step.n_cached += n_cached;
         if self.running.is_empty() {
             // Only waiting sequences hold blocks now, and they all came later.

@@ -30,6 +30,8 @@ struct Answer {
 /// What a run gave: answers by (request, choice), what each cost, and the engine's counters.
 struct Run {
     answers: BTreeMap<(usize, usize), Answer>,
+    /// What the prefix cache had for each when it began.
+    started: BTreeMap<(usize, usize), usize>,
     usage: BTreeMap<(usize, usize), Usage>,
     stats: Stats,
     log: StepLog,
@@ -65,6 +67,7 @@ impl Case {
         let mut engine = Engine::new(Box::new(model), vocab, self.config.clone()).unwrap();
         let mut run = Run {
             answers: BTreeMap::new(),
+            started: BTreeMap::new(),
             usage: BTreeMap::new(),
             stats: Stats::default(),
             log: Vec::new(),
@@ -87,6 +90,11 @@ impl Case {
             for event in engine.step() {
                 let index = |id| ids.iter().position(|&i| i == id).unwrap();
                 match event {
+                    Event::Started { id, choice, cached_tokens } => {
+                        let key = (index(id), choice);
+                        assert!(!run.answers.contains_key(&key), "it has begun already");
+                        assert_eq!(run.started.insert(key, cached_tokens), None);
+                    }
                     Event::PromptLogprobs { id, start, logprobs } => {
                         let answer = run.answers.entry((index(id), 0)).or_default();
                         assert_eq!(answer.prompt_logprobs.len() + 1, start);
@@ -104,6 +112,7 @@ impl Case {
                         let answer = run.answers.entry(key).or_default();
                         assert_eq!(answer.finish, None);
                         answer.finish = Some((reason, stop));
+                        assert_eq!(run.started.get(&key), Some(&usage.cached_tokens));
                         run.usage.insert(key, usage);
                     }
                 }

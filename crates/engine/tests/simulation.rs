@@ -95,7 +95,7 @@ fn simulate(seed: u64, block_len: usize, config: EngineConfig) -> Engine {
         }
         for event in events {
             match event {
-                Event::PromptLogprobs { .. } => {}
+                Event::Started { .. } | Event::PromptLogprobs { .. } => {}
                 Event::Token { id, choice, .. } => {
                     let choice = live.get_mut(&(id, choice)).expect("a token after the end");
                     choice.silent = 0;

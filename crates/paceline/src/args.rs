@@ -114,8 +114,9 @@ pub struct Chat {
 #[cfg(feature = "server")]
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health. Where a request does not say,
-the model's own sampling parameters hold, else temperature 1.
+Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /v1/loads, /tokenize, /detokenize,
+/health, /ready, /version. Where a request does not say, the model's own sampling parameters hold,
+else temperature 1.
 
 Example: paceline serve qwen2.5-coder-0.5b --port 8080
          curl localhost:8080/v1/completions -d '{\"prompt\": \"def fib(n):\", \"max_tokens\": 50}'")]

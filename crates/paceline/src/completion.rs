@@ -73,6 +73,7 @@ impl Completion {
     /// Adds what happened at `now` to a request that was made at `start`.
     pub(crate) fn add(&mut self, event: &Event, start: Instant, now: Instant) {
         match event {
+            Event::Started { .. } => {}
             Event::PromptLogprobs { logprobs, .. } => {
                 self.prompt_logprobs.get_or_insert_default().extend_from_slice(logprobs);
             }

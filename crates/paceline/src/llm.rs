@@ -93,6 +93,17 @@ pub enum Prompt {
     Tokens(Vec<TokenId>),
 }
 
+impl Prompt {
+    /// The text, which for tokens is what they stand for.
+    #[cfg(feature = "server")]
+    pub(crate) fn text(&self, text: &dyn Text) -> String {
+        match self {
+            Prompt::Text(prompt) => prompt.clone(),
+            Prompt::Tokens(tokens) => text.decode(tokens),
+        }
+    }
+}
+
 impl From<&str> for Prompt {
     fn from(text: &str) -> Prompt {
         Prompt::Text(text.to_owned())
@@ -311,7 +322,7 @@ impl Llm {
     /// If it cannot be served.
     pub fn request(&self, prompt: Prompt, params: &SamplingParams) -> Result<Request, Error> {
         let tokens = match prompt {
-            Prompt::Text(text) => self.text.encode(&text),
+            Prompt::Text(text) => self.text.encode(&text, true),
             Prompt::Tokens(tokens) => tokens,
         };
         Ok(Request::new(tokens, params.clone(), draw_seed(), &self.limits)?)
@@ -322,7 +333,7 @@ impl Llm {
         let start = Instant::now();
         let completion =
             Completion::new(request.prompt().to_vec(), request.params().n, request.seed());
-        let send = move |event| sender.send((Instant::now(), event)).is_ok();
+        let send = move |at, event| sender.send((at, event)).is_ok();
         let ticket = self.worker.submit(request, Box::new(send));
         Stream { events, _ticket: ticket, completion, start }
     }
@@ -390,7 +401,7 @@ impl Iterator for Stream {
             let (now, event) = self.events.recv().ok()?;
             self.completion.add(&event, self.start, now);
             match event {
-                Event::PromptLogprobs { .. } => {}
+                Event::Started { .. } | Event::PromptLogprobs { .. } => {}
                 Event::Token { choice, token, text, logprobs, .. } => {
                     let finish_reason = None;
                     return Some(Chunk {

@@ -49,9 +49,15 @@ pub enum ChatError {
 
 /// Text and conversations to tokens.
 pub trait Text: Vocab {
-    /// The tokens of a raw prompt: control tokens may be written in it, and what the model expects
-    /// at the start of a text is put in front.
-    fn encode(&self, text: &str) -> Vec<TokenId>;
+    /// The tokens of a raw prompt, in which control tokens may be written. With `add_bos`, what the
+    /// model expects at the start of a text is put in front, if it expects anything.
+    fn encode(&self, text: &str, add_bos: bool) -> Vec<TokenId>;
+
+    /// The text of tokens, control tokens by name; bytes that are not UTF-8 become U+FFFD.
+    fn decode(&self, ids: &[TokenId]) -> String {
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.token_bytes(id)).copied().collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
 
     /// The tokens of a conversation, up to where the model's answer begins. A message is an object
     /// as in OpenAI's API.
@@ -89,8 +95,8 @@ impl Vocab for ModelText {
 }
 
 impl Text for ModelText {
-    fn encode(&self, text: &str) -> Vec<TokenId> {
-        self.tokenizer.encode(text, Special::Parse, self.tokenizer.add_bos())
+    fn encode(&self, text: &str, add_bos: bool) -> Vec<TokenId> {
+        self.tokenizer.encode(text, Special::Parse, add_bos && self.tokenizer.add_bos())
     }
 
     fn encode_chat(

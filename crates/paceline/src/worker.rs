@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
-/// Takes a request's events as they happen; false if nobody is interested any more, which aborts
-/// the request.
-pub(crate) type Sink = Box<dyn FnMut(Event) -> bool + Send>;
+/// Takes a request's events, and when they happened; false if nobody is interested any more, which
+/// aborts the request.
+pub(crate) type Sink = Box<dyn FnMut(Instant, Event) -> bool + Send>;
 
 /// All that one can ask of the engine's thread.
 enum Command {
@@ -122,10 +123,15 @@ fn run(mut engine: Engine, commands: &Receiver<Command>, stats: &Mutex<Stats>) {
             Ok(Command::AbortAll) => clients.keys().for_each(|id| engine.abort(*id)),
             Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return,
             Err(TryRecvError::Empty) => {
+                let begun = Instant::now();
                 let events = engine.step();
+                let ended = Instant::now();
                 // Before the events: who reads them may look at the counters next.
                 publish(&engine, stats);
-                events.into_iter().for_each(|event| deliver(event, &mut clients, &mut engine));
+                for event in events {
+                    let at = if matches!(event, Event::Started { .. }) { begun } else { ended };
+                    deliver(at, event, &mut clients, &mut engine);
+                }
             }
         }
         publish(&engine, stats);
@@ -136,16 +142,23 @@ fn publish(engine: &Engine, stats: &Mutex<Stats>) {
     *stats.lock().unwrap_or_else(PoisonError::into_inner) = *engine.stats();
 }
 
-fn deliver(event: Event, clients: &mut HashMap<RequestId, Client>, engine: &mut Engine) {
+fn deliver(
+    at: Instant,
+    event: Event,
+    clients: &mut HashMap<RequestId, Client>,
+    engine: &mut Engine,
+) {
     let (id, ends) = match &event {
-        Event::PromptLogprobs { id, .. } | Event::Token { id, .. } => (*id, false),
+        Event::Started { id, .. } | Event::PromptLogprobs { id, .. } | Event::Token { id, .. } => {
+            (*id, false)
+        }
         Event::Finished { id, .. } => (*id, true),
     };
     // Events of an aborted request find no client.
     let Some(client) = clients.get_mut(&id) else { return };
     client.n_open -= usize::from(ends);
     let over = client.n_open == 0;
-    if !(client.sink)(event) {
+    if !(client.sink)(at, event) {
         engine.abort(id);
         clients.remove(&id);
     } else if over {

@@ -254,7 +254,7 @@ fn what_cannot_be_answered_names_its_field() {
         ("prompt", json!(null)),
         ("prompt", json!(long)),
         ("best_of", json!(4)),
-        ("echo", json!(true)),
+        ("echo", json!("yes")),
         ("suffix", json!("end")),
         ("use_beam_search", json!(true)),
         ("guided_json", json!({})),

@@ -54,7 +54,7 @@ pub fn run(args: Run) -> anyhow::Result<()> {
         );
     }
     let tokens = if raw {
-        llm.text().encode(&prompt)
+        llm.text().encode(&prompt, true)
     } else {
         let system = args.system.iter().map(Message::system);
         let messages: Vec<Message> = system.chain([Message::user(prompt)]).collect();

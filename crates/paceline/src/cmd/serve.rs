@@ -16,11 +16,12 @@ pub fn run(args: Serve) -> anyhow::Result<()> {
     // Before anything slow: that the port is taken should not need a model to be loaded.
     let listener = listen(&args.host, args.port)?;
     let opened = open::locate(args.model.as_deref())?.load(&args.engine)?;
+    let name = args.served_model_name.clone().unwrap_or_else(|| opened.name.clone());
     let config = ServerConfig {
-        model_name: args.served_model_name.clone().unwrap_or_else(|| opened.name.clone()),
         defaults: opened.defaults(1.0),
         body_limit: (args.max_body as usize) << 20,
         grace: Duration::from_secs(args.grace),
+        ..ServerConfig::new(name)
     };
     print_config(&args, &opened, &config);
     let address = listener.local_addr()?;

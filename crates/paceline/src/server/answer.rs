@@ -1,4 +1,4 @@
-//! [`Answer`]: what both endpoints do with a job, each in its own format.
+//! [`Answer`]: what both endpoints do with a request, each in its own format.
 
 use super::State;
 use super::error::{ApiError, json_response};
@@ -7,13 +7,41 @@ use super::sampling::Delivery;
 use super::sse;
 use crate::completion::{Choice, reason_name};
 use crate::llm::draw_seed;
+use axum::body::Bytes;
 use axum::http::StatusCode;
 use axum::response::Response;
-use paceline_engine::{FinishReason, Logprobs, Stop, Usage, Vocab};
+use paceline_engine::{FinishReason, Logprobs, Request, Stop, Usage, Vocab};
 use paceline_model::TokenId;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// What the body of a request asks for.
+pub(super) struct Asked<F> {
+    pub requests: Vec<Request>,
+    pub delivery: Delivery,
+    pub format: F,
+}
+
+/// Reads a body and answers it.
+pub(super) async fn answer<F: Format>(
+    state: Arc<State>,
+    body: Bytes,
+    read: fn(&State, &[u8]) -> Result<Asked<F>, ApiError>,
+) -> Result<Response, ApiError> {
+    let shared = state.clone();
+    let asked = aside(move || read(&shared, &body)).await?;
+    let job = Job::start(&state, asked.requests);
+    Answer::new(state, job, asked.format, asked.delivery).respond().await
+}
+
+/// Does what takes a while, as reading a long text does, beside the thread that serves the
+/// connections.
+pub(super) async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(ApiError::bug()))
+}
 
 /// How an endpoint writes its answers.
 pub(super) trait Format: Send + 'static {
@@ -22,7 +50,7 @@ pub(super) trait Format: Send + 'static {
     /// What its ids begin with.
     const ID: &'static str;
 
-    /// A whole choice.
+    /// A whole choice of the prompt with that number.
     fn choice(&self, vocab: &dyn Vocab, job: &Job, prompt: usize, choice: &Choice) -> Value;
 
     /// What opens a choice's stream, if anything does.
@@ -32,11 +60,17 @@ pub(super) trait Format: Send + 'static {
     fn token(
         &mut self,
         vocab: &dyn Vocab,
+        job: &Job,
         index: usize,
         token: TokenId,
         text: &str,
         logprobs: Option<&Logprobs>,
     ) -> Option<Value>;
+
+    /// What the answer says the job has cost.
+    fn usage(&self, job: &Job) -> Usage {
+        job.usage()
+    }
 
     /// What ends a choice's stream, besides its reason.
     fn close(&self) -> Value;
@@ -56,14 +90,14 @@ pub(super) struct Answer<F> {
 }
 
 impl<F: Format> Answer<F> {
-    pub fn new(state: Arc<State>, job: Job, format: F, delivery: Delivery) -> Answer<F> {
+    fn new(state: Arc<State>, job: Job, format: F, delivery: Delivery) -> Answer<F> {
         let id = format!("{}-{:016x}{:016x}", F::ID, draw_seed(), draw_seed());
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         Answer { state, job, format, id, created, delivery }
     }
 
     /// Answers, whole or as a stream.
-    pub async fn respond(mut self) -> Result<Response, ApiError> {
+    async fn respond(mut self) -> Result<Response, ApiError> {
         if self.delivery.stream {
             return Ok(sse::respond(self));
         }
@@ -79,10 +113,15 @@ impl<F: Format> Answer<F> {
             }
         }
         let mut answer = self.frame(F::OBJECTS[0], choices);
-        answer["usage"] = usage(&self.job.usage());
+        answer["usage"] = usage(&self.format.usage(&self.job));
         answer["seed"] = self.job.completions[0].seed.into();
         merge(&mut answer, self.format.extras(vocab, &self.job));
         Ok(json_response(StatusCode::OK, &answer))
+    }
+
+    /// How long the stream may be silent.
+    pub fn heartbeat(&self) -> Duration {
+        self.state.config.heartbeat
     }
 
     /// The chunks that open the stream.
@@ -101,7 +140,7 @@ impl<F: Format> Answer<F> {
         logprobs: Option<&Logprobs>,
     ) -> Option<Value> {
         let vocab: &dyn Vocab = self.state.llm.text().as_ref();
-        let part = self.format.token(vocab, index, token, text, logprobs)?;
+        let part = self.format.token(vocab, &self.job, index, token, text, logprobs)?;
         Some(self.chunk(index, part, None))
     }
 
@@ -113,7 +152,7 @@ impl<F: Format> Answer<F> {
     /// The last chunk of the stream.
     pub fn usage(&self) -> Value {
         let mut chunk = self.frame(F::OBJECTS[1], Vec::new());
-        chunk["usage"] = usage(&self.job.usage());
+        chunk["usage"] = usage(&self.format.usage(&self.job));
         chunk
     }
 

@@ -1,12 +1,12 @@
 //! `POST /v1/chat/completions`
 
-use super::answer::{Answer, Format};
+use super::answer::{Asked, Format, answer};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::job::{Job, prepare};
-use super::{Shared, logprobs, sampling};
+use super::job::{self, Job};
+use super::{Shared, State, logprobs, sampling};
 use crate::completion::Choice;
-use crate::llm::Prompt;
+use crate::llm::Error;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
@@ -19,8 +19,12 @@ pub(super) async fn post(
     state: Shared,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let state = state.0;
-    let mut fields = Fields::parse(&body?)?;
+    answer(state.0, body?, read).await
+}
+
+/// Reads the body of a request.
+pub(super) fn read(state: &State, body: &[u8]) -> Result<Asked<Chat>, ApiError> {
+    let mut fields = Fields::parse(body)?;
     sampling::take_model(&mut fields, &state.config.model_name)?;
     let delivery = sampling::take_delivery(&mut fields)?;
     let mut params = sampling::take(&mut fields, &state.config.defaults)?;
@@ -36,14 +40,24 @@ pub(super) async fn post(
         return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs cannot be streamed"));
     }
     let salt: Option<String> = fields.take("cache_salt")?;
-    let messages = take_messages(&mut fields)?;
-    let options = take_options(&mut fields)?;
+    let (messages, options) = take_conversation(&mut fields)?;
     fields.finish()?;
-    let requests = prepare(state.clone(), params, salt, move |state| {
-        Ok(vec![Prompt::Tokens(state.llm.text().encode_chat(&messages, &options)?)])
-    });
-    let job = Job::start(&state, requests.await?);
-    Answer::new(state, job, Chat, delivery).respond().await
+    let prompt = state.llm.text().encode_chat(&messages, &options).map_err(Error::from)?;
+    let requests = job::requests(state, params, salt.as_deref(), vec![prompt.into()])?;
+    Ok(Asked { requests, delivery, format: Chat })
+}
+
+/// Takes what the template makes a prompt of.
+pub(super) fn take_conversation(
+    fields: &mut Fields,
+) -> Result<(Vec<Value>, ChatOptions), ApiError> {
+    let messages = take_messages(fields)?;
+    let options = take_options(fields)?;
+    // The template says all that there is to say.
+    if fields.take("add_special_tokens")?.unwrap_or(false) {
+        return Err(ApiError::unsupported("add_special_tokens", "it must be false, or left out"));
+    }
+    Ok((messages, options))
 }
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
@@ -99,7 +113,8 @@ fn take_options(fields: &mut Fields) -> Result<ChatOptions, ApiError> {
     })
 }
 
-struct Chat;
+/// A message of the assistant.
+pub(super) struct Chat;
 
 impl Format for Chat {
     const OBJECTS: [&'static str; 2] = ["chat.completion", "chat.completion.chunk"];
@@ -123,6 +138,7 @@ impl Format for Chat {
     fn token(
         &mut self,
         vocab: &dyn Vocab,
+        _: &Job,
         _: usize,
         token: TokenId,
         text: &str,
@@ -141,7 +157,7 @@ impl Format for Chat {
         let completion = &job.completions[0];
         match &completion.prompt_logprobs {
             Some(all) => json!({
-                "prompt_logprobs": logprobs::prompt(vocab, &completion.prompt_token_ids, all)
+                "prompt_logprobs": logprobs::prompt(vocab, &completion.prompt_token_ids, all, usize::MAX)
             }),
             None => Value::Null,
         }

@@ -1,17 +1,17 @@
 //! `POST /v1/completions`
 
-use super::answer::{Answer, Format};
+use super::answer::{Asked, Format, answer};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::job::{Job, prepare};
+use super::job::{self, Job};
 use super::logprobs::{self, Lists};
-use super::{Shared, sampling};
-use crate::completion::Choice;
+use super::{Shared, State, sampling};
+use crate::completion::{Choice, Completion};
 use crate::llm::Prompt;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
-use paceline_engine::{Logprobs, Vocab};
+use paceline_engine::{Logprobs, SamplingParams, Usage, Vocab};
 use paceline_model::TokenId;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -26,24 +26,51 @@ pub(super) async fn post(
     state: Shared,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let state = state.0;
-    let mut fields = Fields::parse(&body?)?;
+    answer(state.0, body?, read).await
+}
+
+/// Reads the body of a request.
+pub(super) fn read(state: &State, body: &[u8]) -> Result<Asked<Completions>, ApiError> {
+    let mut fields = Fields::parse(body)?;
     sampling::take_model(&mut fields, &state.config.model_name)?;
     let delivery = sampling::take_delivery(&mut fields)?;
     let mut params = sampling::take(&mut fields, &state.config.defaults)?;
     params.max_tokens.get_or_insert(MAX_TOKENS);
     params.logprobs = fields.take("logprobs")?;
-    if delivery.stream && params.prompt_logprobs.is_some() {
+    let prompt_logprobs = params.prompt_logprobs;
+    if delivery.stream && prompt_logprobs.is_some() {
         return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs cannot be streamed"));
     }
     let salt: Option<String> = fields.take("cache_salt")?;
+    let add_bos = fields.take("add_special_tokens")?.unwrap_or(true);
+    let echo = fields.take("echo")?.unwrap_or(false);
     let prompts = take_prompts(&mut fields)?;
     fields.finish()?;
-    let n_choices = prompts.len() * params.n.min(state.llm.limits().max_num_seqs);
-    let requests = prepare(state.clone(), params, salt, move |_| Ok(prompts));
-    let job = Job::start(&state, requests.await?);
-    let format = Completions { offsets: vec![0; n_choices] };
-    Answer::new(state, job, format, delivery).respond().await
+
+    let mut only_echo = false;
+    if echo {
+        sampling::check(&SamplingParams { max_tokens: None, ..params.clone() }, &[])?;
+        params.prompt_logprobs = prompt_logprobs.max(params.logprobs);
+        if params.max_tokens == Some(0) {
+            only_echo = true;
+            // The engine samples after every prompt; that token is not shown.
+            (params.max_tokens, params.ignore_eos) = (Some(1), true);
+            (params.stop, params.stop_token_ids) = Default::default();
+        }
+    }
+    let text = state.llm.text();
+    let echoes = echo.then(|| prompts.iter().map(|prompt| prompt.text(text.as_ref())).collect());
+    let encoded = |prompt| match prompt {
+        Prompt::Text(prompt) if !add_bos => text.encode(&prompt, false).into(),
+        prompt => prompt,
+    };
+    let n_logprobs = params.logprobs.unwrap_or(0);
+    let prompts = prompts.into_iter().map(encoded).collect();
+    let requests = job::requests(state, params, salt.as_deref(), prompts)?;
+    let n_choices = requests.iter().map(|request| request.params().n).sum();
+    let offsets = vec![0; n_choices];
+    let format = Completions { echoes, only_echo, n_logprobs, prompt_logprobs, offsets };
+    Ok(Asked { requests, delivery, format })
 }
 
 /// The four forms of `prompt`.
@@ -77,9 +104,40 @@ fn take_prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
     }
 }
 
-struct Completions {
-    /// Characters streamed so far, of each choice of the answer.
+/// A continuation of each prompt.
+pub(super) struct Completions {
+    /// The texts of the prompts, if each answer begins with its prompt.
+    echoes: Option<Vec<String>>,
+    /// Nothing is shown but the prompt.
+    only_echo: bool,
+    /// Likely tokens beside each token of the answer.
+    n_logprobs: usize,
+    /// Likely tokens beside each token of the prompt, apart from the answer.
+    prompt_logprobs: Option<usize>,
+    /// Characters of the tokens streamed so far, of each choice of the answer.
     offsets: Vec<usize>,
+}
+
+impl Completions {
+    /// What an answer to the prompt with that number begins with: its text and the log-probabilities
+    /// of its tokens.
+    fn begin(&self, vocab: &dyn Vocab, job: &Job, prompt: usize) -> (String, Lists, usize) {
+        let (mut lists, mut offset) = (Lists::default(), 0);
+        let Some(echo) = self.echoes.as_ref().map(|echoes| &echoes[prompt]) else {
+            return (String::new(), lists, offset);
+        };
+        let Completion { prompt_token_ids: ids, prompt_logprobs, .. } = &job.completions[prompt];
+        lists.push_first(vocab, ids[0]);
+        // A token that was put in front of the text is no part of it.
+        if echo.starts_with(&logprobs::token_text(vocab, ids[0])) || !vocab.is_control(ids[0]) {
+            offset += logprobs::token_text(vocab, ids[0]).chars().count();
+        }
+        for (&id, one) in ids[1..].iter().zip(prompt_logprobs.iter().flatten()) {
+            lists.push(vocab, id, one, self.n_logprobs, offset);
+            offset += logprobs::token_text(vocab, id).chars().count();
+        }
+        (echo.clone(), lists, offset)
+    }
 }
 
 impl Format for Completions {
@@ -87,18 +145,20 @@ impl Format for Completions {
     const ID: &'static str = "cmpl";
 
     fn choice(&self, vocab: &dyn Vocab, job: &Job, prompt: usize, choice: &Choice) -> Value {
-        let lists = choice.logprobs.as_ref().map(|all| {
-            let mut lists = Lists::default();
-            let mut offset = 0;
-            for (&id, one) in choice.token_ids.iter().zip(all) {
-                lists.push(vocab, id, one, &mut offset);
+        let (mut text, mut lists, mut offset) = self.begin(vocab, job, prompt);
+        if !self.only_echo {
+            text += &choice.text;
+            for (&id, one) in choice.token_ids.iter().zip(choice.logprobs.iter().flatten()) {
+                lists.push(vocab, id, one, self.n_logprobs, offset);
+                offset += logprobs::token_text(vocab, id).chars().count();
             }
-            lists.into_json()
-        });
-        let mut value = json!({"text": choice.text, "logprobs": lists});
-        let completion = &job.completions[prompt];
-        if let Some(all) = &completion.prompt_logprobs {
-            value["prompt_logprobs"] = logprobs::prompt(vocab, &completion.prompt_token_ids, all);
+        }
+        let lists = choice.logprobs.is_some().then(|| lists.into_json());
+        let mut value = json!({"text": text, "logprobs": lists});
+        if let Some(n_top) = self.prompt_logprobs {
+            let Completion { prompt_token_ids, prompt_logprobs, .. } = &job.completions[prompt];
+            let all = prompt_logprobs.as_deref().unwrap_or_default();
+            value["prompt_logprobs"] = logprobs::prompt(vocab, prompt_token_ids, all, n_top);
         }
         value
     }
@@ -110,17 +170,28 @@ impl Format for Completions {
     fn token(
         &mut self,
         vocab: &dyn Vocab,
+        job: &Job,
         index: usize,
         token: TokenId,
         text: &str,
         logprobs: Option<&Logprobs>,
     ) -> Option<Value> {
-        let lists = logprobs.map(|one| {
-            let mut lists = Lists::default();
-            lists.push(vocab, token, one, &mut self.offsets[index]);
-            lists.into_json()
-        });
-        (!text.is_empty() || lists.is_some()).then(|| json!({"text": text, "logprobs": lists}))
+        let (prompt, choice) = (index / job.n, index % job.n);
+        let is_first = job.completions[prompt].choices[choice].token_ids.len() == 1;
+        let (mut shown, mut lists) = (String::new(), Lists::default());
+        if is_first {
+            (shown, lists, self.offsets[index]) = self.begin(vocab, job, prompt);
+        }
+        if !self.only_echo {
+            shown += text;
+            if let Some(one) = logprobs {
+                let offset = &mut self.offsets[index];
+                lists.push(vocab, token, one, self.n_logprobs, *offset);
+                *offset += logprobs::token_text(vocab, token).chars().count();
+            }
+        }
+        let lists = logprobs.map(|_| lists.into_json());
+        (!shown.is_empty() || lists.is_some()).then(|| json!({"text": shown, "logprobs": lists}))
     }
 
     fn close(&self) -> Value {
@@ -129,5 +200,10 @@ impl Format for Completions {
 
     fn extras(&self, _: &dyn Vocab, _: &Job) -> Value {
         Value::Null
+    }
+
+    fn usage(&self, job: &Job) -> Usage {
+        let completion_tokens = if self.only_echo { 0 } else { job.usage().completion_tokens };
+        Usage { completion_tokens, ..job.usage() }
     }
 }

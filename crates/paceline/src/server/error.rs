@@ -56,6 +56,25 @@ impl ApiError {
         ApiError { status: StatusCode::METHOD_NOT_ALLOWED, ..ApiError::not_found(message) }
     }
 
+    /// What went wrong is our fault.
+    pub fn bug() -> ApiError {
+        let message = "this request has hit a bug of paceline; the server's log has its message";
+        let status = StatusCode::INTERNAL_SERVER_ERROR;
+        ApiError { status, ..ApiError::not_found(message.to_owned()) }
+    }
+
+    /// An error of the prompt with that number among several.
+    pub fn of_prompt(self, i: usize) -> ApiError {
+        match self.param.as_deref() {
+            Some("prompt") => ApiError {
+                param: Some(format!("prompt[{i}]")),
+                message: self.message.replacen("prompt", &format!("prompt[{i}]"), 1),
+                ..self
+            },
+            _ => self,
+        }
+    }
+
     /// A body that is no request at all.
     pub fn body(message: String) -> ApiError {
         ApiError { status: StatusCode::BAD_REQUEST, ..ApiError::not_found(message) }

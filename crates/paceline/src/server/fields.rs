@@ -62,8 +62,7 @@ const HARMLESS: [&str; 11] = [
 ];
 
 /// Fields that are accepted only with a value that asks for nothing beyond what is done anyway.
-const NEUTRAL: [(&str, &[&str]); 16] = [
-    ("add_special_tokens", &["true", "false"]),
+const NEUTRAL: [(&str, &[&str]); 15] = [
     ("audio", &[]),
     ("continue_final_message", &["false"]),
     ("echo", &["false"]),
@@ -92,6 +91,11 @@ impl Fields {
             Ok(_) => Err(ApiError::body("the body must be a JSON object".to_owned())),
             Err(error) => Err(ApiError::body(format!("the body is not JSON: {error}"))),
         }
+    }
+
+    /// Whether a field is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|value| !value.is_null())
     }
 
     /// Takes a field; null is absent.

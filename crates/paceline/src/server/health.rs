@@ -1,13 +1,14 @@
-//! `GET /health`
+//! `GET /health`, `/ready` and `/version`
 
 use super::Shared;
 use super::error::json_response;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::json;
+use std::sync::atomic::Ordering;
 
 /// 200 while the engine runs, with its load; 503 if it has failed.
-pub(super) async fn get(state: Shared) -> Response {
+pub(super) async fn health(state: Shared) -> Response {
     let stats = state.llm.stats();
     let (status, text) = match state.llm.is_alive() {
         true => (StatusCode::OK, "ok"),
@@ -21,4 +22,19 @@ pub(super) async fn get(state: Shared) -> Response {
         "kv_blocks_used": stats.kv_blocks_used,
     });
     json_response(status, &body)
+}
+
+/// 200 while new requests are welcome; 503 once the server is being stopped, or its engine has
+/// failed.
+pub(super) async fn ready(state: Shared) -> Response {
+    let (status, text) = match (state.llm.is_alive(), state.stopping.load(Ordering::Relaxed)) {
+        (true, false) => (StatusCode::OK, "ready"),
+        (true, true) => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+        (false, _) => (StatusCode::SERVICE_UNAVAILABLE, "failed"),
+    };
+    json_response(status, &json!({"status": text}))
+}
+
+pub(super) async fn version() -> Response {
+    json_response(StatusCode::OK, &json!({"version": env!("CARGO_PKG_VERSION")}))
 }

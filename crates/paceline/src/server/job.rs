@@ -6,7 +6,6 @@ use crate::completion::Completion;
 use crate::llm::{Error, Prompt, draw_seed};
 use crate::worker::Ticket;
 use paceline_engine::{Event, Request, SamplingParams, Usage};
-use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -33,7 +32,7 @@ impl Job {
             .collect();
         let submit = |(i, request)| {
             let sender = sender.clone();
-            let sink = move |event| sender.send((i, Instant::now(), event)).is_ok();
+            let sink = move |at, event| sender.send((i, at, event)).is_ok();
             state.llm.submit(request, Box::new(sink))
         };
         let tickets = requests.into_iter().enumerate().map(submit).collect();
@@ -67,26 +66,23 @@ impl Job {
     }
 }
 
-/// Turns what a request asks for into valid requests for the engine. Long texts take a while, so
-/// this is done beside the thread that serves the connections.
-pub(super) async fn prepare(
-    state: Arc<State>,
+/// Turns what a request asks for into valid requests for the engine.
+pub(super) fn requests(
+    state: &State,
     mut params: SamplingParams,
-    salt: Option<String>,
-    prompts: impl FnOnce(&State) -> Result<Vec<Prompt>, Error> + Send + 'static,
+    salt: Option<&str>,
+    prompts: Vec<Prompt>,
 ) -> Result<Vec<Request>, ApiError> {
     // One seed for all prompts, so that the answer can name it.
     params.seed.get_or_insert_with(draw_seed);
-    let salted = move |request: Request| match &salt {
-        Some(salt) => request.with_salt(salt),
-        None => request,
+    let n = prompts.len();
+    let request = |(i, prompt)| match state.llm.request(prompt, &params) {
+        Ok(request) => Ok(match salt {
+            Some(salt) => request.with_salt(salt),
+            None => request,
+        }),
+        Err(error) if n > 1 => Err(ApiError::from(error).of_prompt(i)),
+        Err(error) => Err(error.into()),
     };
-    let work = move || {
-        let requests = prompts(&state)?
-            .into_iter()
-            .map(|prompt| state.llm.request(prompt, &params).map(&salted))
-            .collect::<Result<Vec<Request>, Error>>();
-        Ok(requests?)
-    };
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(Error::Stopped.into()))
+    prompts.into_iter().enumerate().map(request).collect()
 }

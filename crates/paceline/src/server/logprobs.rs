@@ -39,27 +39,34 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Adds a token; `offset` is where its text begins, in characters, and moves on behind it.
+    /// Adds a token with at most `n_top` likely ones; `offset` is where its text begins, in
+    /// characters.
     pub fn push(
         &mut self,
         vocab: &dyn Vocab,
         id: TokenId,
         logprobs: &Logprobs,
-        offset: &mut usize,
+        n_top: usize,
+        offset: usize,
     ) {
         let text = token_text(vocab, id);
-        self.text_offset.push(*offset);
-        *offset += text.chars().count();
-        let top = logprobs
-            .top
-            .iter()
-            .map(|&(id, logprob)| (token_text(vocab, id), json!(finite(logprob))));
-        let mut top: Map<String, Value> = top.collect();
-        // The token that was chosen is there even if it was not likely.
+        let likely = logprobs.top.iter().take(n_top);
+        let mut top: Map<String, Value> =
+            likely.map(|&(id, logprob)| (token_text(vocab, id), json!(finite(logprob)))).collect();
+        // The token that is there is listed even if it was not likely.
         top.entry(&text).or_insert(json!(finite(logprobs.logprob)));
         self.tokens.push(text.into());
         self.token_logprobs.push(json!(finite(logprobs.logprob)));
         self.top_logprobs.push(top.into());
+        self.text_offset.push(offset);
+    }
+
+    /// Adds the first token of a prompt, which nothing comes before.
+    pub fn push_first(&mut self, vocab: &dyn Vocab, id: TokenId) {
+        self.tokens.push(token_text(vocab, id).into());
+        self.token_logprobs.push(Value::Null);
+        self.top_logprobs.push(Value::Null);
+        self.text_offset.push(0);
     }
 
     pub fn into_json(self) -> Value {
@@ -73,11 +80,17 @@ impl Lists {
 }
 
 /// `prompt_logprobs`: null for the first token, then for each token its own log-probability and
-/// those of the most likely ones, by token id. `rank` is null for a token that is not among them.
-pub(super) fn prompt(vocab: &dyn Vocab, prompt: &[TokenId], logprobs: &[Logprobs]) -> Value {
+/// those of the `n_top` most likely ones, by token id. `rank` is null for a token that is not among
+/// them.
+pub(super) fn prompt(
+    vocab: &dyn Vocab,
+    prompt: &[TokenId],
+    logprobs: &[Logprobs],
+    n_top: usize,
+) -> Value {
     let entry = |id, logprob: f32, rank: Option<usize>| json!({"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(vocab, id)});
     let position = |(&id, logprobs): (&TokenId, &Logprobs)| {
-        let ranked = logprobs.top.iter().zip(1..);
+        let ranked = logprobs.top.iter().zip(1..).take(n_top);
         let mut map: Map<String, Value> = ranked
             .map(|(&(id, logprob), rank)| (id.to_string(), entry(id, logprob, Some(rank))))
             .collect();

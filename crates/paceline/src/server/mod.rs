@@ -10,10 +10,12 @@ mod error;
 mod fields;
 mod health;
 mod job;
+mod loads;
 mod logprobs;
 mod models;
 mod sampling;
 mod sse;
+mod tokenize;
 
 use crate::llm::Llm;
 use axum::Router;
@@ -26,6 +28,7 @@ use paceline_engine::SamplingParams;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
@@ -41,16 +44,19 @@ pub struct ServerConfig {
     pub body_limit: usize,
     /// How long running requests may go on after the shutdown began.
     pub grace: Duration,
+    /// After such a silence a stream gets a comment.
+    pub heartbeat: Duration,
 }
 
 impl ServerConfig {
-    /// The usual settings: temperature 1, bodies of 16 MiB, 30 s of grace.
+    /// The usual settings: temperature 1, bodies of 16 MiB, 30 s of grace, a heartbeat after 10 s.
     pub fn new(model_name: impl Into<String>) -> ServerConfig {
         ServerConfig {
             model_name: model_name.into(),
             defaults: SamplingParams::default(),
             body_limit: 16 << 20,
             grace: Duration::from_secs(30),
+            heartbeat: Duration::from_secs(10),
         }
     }
 }
@@ -58,6 +64,8 @@ impl ServerConfig {
 struct State {
     llm: Llm,
     config: ServerConfig,
+    /// The shutdown has begun.
+    stopping: AtomicBool,
 }
 
 type Shared = axum::extract::State<Arc<State>>;
@@ -74,7 +82,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let grace = config.grace;
-    let state = Arc::new(State { llm, config });
+    let state = Arc::new(State { llm, config, stopping: AtomicBool::new(false) });
     let app = router(state.clone());
     let stopping = Arc::new(Notify::new());
     let stopped = stopping.clone();
@@ -88,6 +96,7 @@ pub async fn run(
         result = &mut served => return result,
         () = shutdown => stopping.notify_one(),
     }
+    state.stopping.store(true, Ordering::Relaxed);
     if let Ok(result) = tokio::time::timeout(grace, &mut served).await {
         return result;
     }
@@ -102,7 +111,12 @@ fn router(state: Arc<State>) -> Router {
         .route("/v1/completions", post(completions::post))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::show))
-        .route("/health", get(health::get))
+        .route("/v1/loads", get(loads::get))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/health", get(health::health))
+        .route("/ready", get(health::ready))
+        .route("/version", get(health::version))
         .fallback(async |uri: Uri| ApiError::not_found(format!("there is no {}", uri.path())))
         .method_not_allowed_fallback(async |uri: Uri| ApiError::method(uri.path()))
         .layer(DefaultBodyLimit::max(state.config.body_limit))

@@ -29,6 +29,9 @@ pub(super) fn respond<F: Format>(answer: Answer<F>) -> Response {
     (headers, Body::from_stream(body)).into_response()
 }
 
+/// A comment, which says nothing to the client and keeps proxies from giving up on a silent stream.
+const HEARTBEAT: Bytes = Bytes::from_static(b": still computing\n\n");
+
 struct Events<F> {
     answer: Answer<F>,
     ready: VecDeque<Bytes>,
@@ -39,7 +42,12 @@ impl<F: Format> Events<F> {
     /// The next event; `None` when there are no more.
     async fn next(&mut self) -> Option<Bytes> {
         while self.ready.is_empty() && !self.over {
-            match self.answer.job.next().await {
+            let heartbeat = self.answer.heartbeat();
+            let next = tokio::time::timeout(heartbeat, self.answer.job.next());
+            let Ok(next) = next.await else {
+                return Some(HEARTBEAT);
+            };
+            match next {
                 Ok(Some((prompt, event))) => self.show(prompt, event),
                 Ok(None) => {
                     if self.answer.delivery.include_usage {
@@ -57,7 +65,7 @@ impl<F: Format> Events<F> {
     fn show(&mut self, prompt: usize, engine_event: Event) {
         let index = |choice| prompt * self.answer.job.n + choice;
         match engine_event {
-            Event::PromptLogprobs { .. } => {}
+            Event::Started { .. } | Event::PromptLogprobs { .. } => {}
             Event::Token { choice, token, text, logprobs, .. } => {
                 let index = index(choice);
                 let chunk = self.answer.token(index, token, &text, logprobs.as_ref());

@@ -15,15 +15,20 @@ use std::time::Duration;
 pub const VOCAB_LEN: usize = 600;
 pub const CONTEXT_LEN: usize = 4096;
 
+/// The control token of the fake vocabulary.
+const BOS: TokenId = 257;
+
 /// Bytes are tokens; a message is a line.
 pub struct FakeText {
     vocab: FakeVocab,
     pub template: bool,
+    /// A text begins with a token of its own.
+    pub bos: bool,
 }
 
 impl FakeText {
     pub fn new(template: bool) -> FakeText {
-        FakeText { vocab: FakeVocab::new(VOCAB_LEN), template }
+        FakeText { vocab: FakeVocab::new(VOCAB_LEN), template, bos: false }
     }
 }
 
@@ -42,8 +47,9 @@ impl Vocab for FakeText {
 }
 
 impl Text for FakeText {
-    fn encode(&self, text: &str) -> Vec<TokenId> {
-        text.bytes().map(TokenId::from).collect()
+    fn encode(&self, text: &str, add_bos: bool) -> Vec<TokenId> {
+        let bos = (add_bos && self.bos).then_some(BOS);
+        bos.into_iter().chain(text.bytes().map(TokenId::from)).collect()
     }
 
     fn encode_chat(
@@ -66,7 +72,7 @@ impl Text for FakeText {
         if let Some(language) = options.variables.get("language") {
             text += &format!("in {language}\n");
         }
-        Ok(self.encode(&(text + "assistant: ")))
+        Ok(self.encode(&(text + "assistant: "), false))
     }
 
     fn has_chat_template(&self) -> bool {
@@ -98,9 +104,13 @@ impl Model for Slow {
 
 /// An engine whose steps take at least `step`.
 pub fn llm(step: Duration, template: bool) -> Llm {
+    build(step, FakeText::new(template), LlmConfig::default())
+}
+
+/// An engine with that vocabulary, whose steps take at least `step`.
+pub fn build(step: Duration, text: FakeText, config: LlmConfig) -> Llm {
     let model = Slow(FakeModel::new(VOCAB_LEN, 16, CONTEXT_LEN), step);
-    let text = Arc::new(FakeText::new(template));
-    Llm::from_parts(Box::new(model), text, LlmConfig::default()).unwrap()
+    Llm::from_parts(Box::new(model), Arc::new(text), config).unwrap()
 }
 
 /// A fast server with the usual settings.

@@ -82,7 +82,7 @@ impl Server {
         assert_eq!(response.status(), 200);
         let kind = response.headers()["content-type"].to_str().unwrap();
         assert!(kind.starts_with("text/event-stream"), "{kind}");
-        Events { lines: BufReader::new(response.into_body().into_reader()) }
+        Events { n_comments: 0, lines: BufReader::new(response.into_body().into_reader()) }
     }
 
     /// The texts of streams, one after the other and then all at once, which must be the same.
@@ -148,12 +148,18 @@ fn answer(response: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> (u
 
 /// The events of a stream: the data of each, as the protocol frames them.
 pub struct Events {
+    pub n_comments: usize,
     lines: BufReader<ureq::BodyReader<'static>>,
 }
 
 impl Events {
     /// The JSON of all events up to `[DONE]`, which must come, and nothing after it.
     pub fn all(mut self) -> Vec<Value> {
+        self.rest()
+    }
+
+    /// The same, for those who look at the comments afterwards.
+    pub fn rest(&mut self) -> Vec<Value> {
         let mut all = Vec::new();
         loop {
             let data = self.data().expect("the stream ends with [DONE]");
@@ -166,15 +172,20 @@ impl Events {
     }
 
     fn data(&mut self) -> Option<String> {
-        let mut line = String::new();
-        if self.lines.read_line(&mut line).unwrap() == 0 {
-            return None;
+        loop {
+            let mut line = String::new();
+            if self.lines.read_line(&mut line).unwrap() == 0 {
+                return None;
+            }
+            let mut end = String::new();
+            self.lines.read_line(&mut end).unwrap();
+            assert_eq!(end, "\n", "an empty line ends an event");
+            match line.strip_prefix("data: ") {
+                Some(data) => return Some(data.trim_end().to_owned()),
+                None if line.starts_with(": ") => self.n_comments += 1,
+                None => panic!("no data line: {line}"),
+            }
         }
-        let data = line.strip_prefix("data: ").expect("a data line").trim_end().to_owned();
-        line.clear();
-        self.lines.read_line(&mut line).unwrap();
-        assert_eq!(line, "\n", "an empty line ends an event");
-        Some(data)
     }
 }
 
