@@ -7,7 +7,7 @@ use crate::meta::ModelMeta;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use crate::weights::{Precision, Weights, WeightsError};
 use paceline_kernels::team::available_cores;
-use paceline_kernels::{Cpu, Isa, KvError, KvLayout, KvType};
+use paceline_kernels::{Cpu, Isa, KvError, KvType};
 use std::path::{Path, PathBuf};
 
 /// How a model is loaded.
@@ -103,14 +103,7 @@ pub enum LoadError {
 pub fn load(path: &Path, options: &LoadOptions) -> Result<Loaded, LoadError> {
     let file = ModelFile::open(path)?;
     let meta = ModelMeta::read(&file)?;
-    let kv_layout = KvLayout {
-        n_layers: meta.n_layers,
-        n_kv_heads: meta.n_kv_heads,
-        head_size: meta.head_size,
-        block_len: options.block_len,
-        k_type: options.k_type,
-        v_type: options.v_type,
-    };
+    let kv_layout = meta.kv_layout(options.block_len, options.k_type, options.v_type);
     let kv_block_bytes =
         kv_layout.block_bytes().map_err(|error| LoadError::Kv { path: path.into(), error })?;
     let cpu = Cpu::new(options.isa, options.n_threads);

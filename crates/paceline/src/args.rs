@@ -1,6 +1,6 @@
 //! The command line, as the user typed it. Every flag has a `PACELINE_*` variable of the same name.
 
-use crate::usage::{number, positive, seed, top_k, whole};
+use crate::usage::{number, positive, seed, sha256, top_k, whole};
 use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand, ValueEnum};
 use paceline::{KvMemory, KvType, SamplingParams, Speculate, TokenId};
@@ -114,9 +114,8 @@ pub struct Chat {
 #[cfg(feature = "server")]
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /v1/loads, /tokenize, /detokenize,
-/health, /ready, /version. Where a request does not say, the model's own sampling parameters hold,
-else temperature 1.
+Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /metrics, /health; docs/serve.md has all.
+Where a request does not say, the model's own sampling parameters hold, else temperature 1.
 
 Example: paceline serve qwen2.5-coder-0.5b --port 8080
          curl localhost:8080/v1/completions -d '{\"prompt\": \"def fib(n):\", \"max_tokens\": 50}'")]
@@ -124,7 +123,7 @@ pub struct Serve {
     /// A name (`paceline list`), a .gguf file or a Hugging Face folder [default: smollm2-135m]
     #[arg(env = "PACELINE_MODEL", hide_env = true)]
     pub model: Option<String>,
-    /// The address to listen on; 0.0.0.0 is all, unprotected
+    /// The address to listen on; 0.0.0.0 is all
     #[arg(long, default_value = "127.0.0.1", env = "PACELINE_HOST", hide_env = true)]
     pub host: String,
     /// The port to listen on; 0 takes a free one
@@ -133,26 +132,109 @@ pub struct Serve {
     /// The model's name in requests and answers [default: as given]
     #[arg(long, value_name = "NAME", env = "PACELINE_SERVED_MODEL_NAME", hide_env = true)]
     pub served_model_name: Option<String>,
-    /// Seconds that running requests get when the server is stopped
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = 30,
-        value_parser = whole::<u64>, env = "PACELINE_GRACE",
-        hide_env = true
-    )]
-    pub grace: u64,
-    /// The largest request, in MiB
-    #[arg(
-        long,
-        value_name = "MIB",
-        default_value_t = 16,
-        value_parser = positive::<u32>, env = "PACELINE_MAX_BODY",
-        hide_env = true
-    )]
-    pub max_body: u32,
+    #[command(flatten)]
+    pub access: Access,
+    #[command(flatten)]
+    pub bounds: Bounds,
+    #[command(flatten)]
+    pub log: Log,
     #[command(flatten)]
     pub engine: Engine,
+}
+
+/// Who may ask, and how it is kept from others.
+#[cfg(feature = "server")]
+#[derive(Debug, clap::Args)]
+pub struct Access {
+    /// A file with an API key on each line, and maybe its tenant's name
+    #[arg(long, value_name = "FILE", env = "PACELINE_API_KEY_FILE", hide_env = true)]
+    pub api_key_file: Option<PathBuf>,
+    /// Speak HTTPS: a file with the certificates, as PEM
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "tls_key",
+        env = "PACELINE_TLS_CERT",
+        hide_env = true
+    )]
+    pub tls_cert: Option<PathBuf>,
+    /// .. and one with their key
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "tls_cert",
+        env = "PACELINE_TLS_KEY",
+        hide_env = true
+    )]
+    pub tls_key: Option<PathBuf>,
+}
+
+/// How much a client may ask of the server.
+#[cfg(feature = "server")]
+#[derive(Debug, clap::Args)]
+pub struct Bounds {
+    /// Seconds that running requests get when the server is stopped
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = whole::<u64>, env = "PACELINE_GRACE", hide_env = true)]
+    pub grace: u64,
+    /// The largest request, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = positive::<u32>, env = "PACELINE_MAX_BODY", hide_env = true)]
+    pub max_body: u32,
+    /// The most connections at once; more wait
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = positive::<u32>, env = "PACELINE_MAX_CONNECTIONS", hide_env = true)]
+    pub max_connections: u32,
+}
+
+/// What is written on standard error.
+#[cfg(feature = "server")]
+#[derive(Debug, clap::Args)]
+pub struct Log {
+    /// pretty, or json for programs
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        hide_possible_values = true,
+        default_value = "pretty",
+        env = "PACELINE_LOG_FORMAT",
+        hide_env = true
+    )]
+    pub log_format: LogFormat,
+    /// error, warn, info or debug
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        hide_possible_values = true,
+        default_value = "info",
+        env = "PACELINE_LOG_LEVEL",
+        hide_env = true
+    )]
+    pub log_level: LogLevel,
+    /// Write the prompts too
+    #[arg(long, env = "PACELINE_LOG_PROMPTS", hide_env = true, value_parser = FalseyValueParser::new())]
+    pub log_prompts: bool,
+}
+
+/// For whom the log is.
+#[cfg(feature = "server")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// People.
+    Pretty,
+    /// Programs.
+    Json,
+}
+
+/// What is worth a line.
+#[cfg(feature = "server")]
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum LogLevel {
+    /// What went wrong.
+    Error,
+    /// What may go wrong.
+    Warn,
+    /// Each request that generates.
+    Info,
+    /// Each request.
+    Debug,
 }
 
 /// `paceline bench`
@@ -430,7 +512,7 @@ pub struct Pull {
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// For an address: refuse a file with another hash
-    #[arg(long, value_name = "HEX")]
+    #[arg(long, value_name = "HEX", value_parser = sha256)]
     pub sha256: Option<String>,
 }
 

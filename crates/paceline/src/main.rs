@@ -3,6 +3,8 @@
 mod args;
 mod cmd;
 mod figures;
+#[cfg(feature = "server")]
+mod log;
 mod open;
 mod progress;
 mod usage;

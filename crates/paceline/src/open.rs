@@ -3,13 +3,14 @@
 
 use crate::args::{Compute, Engine};
 use crate::progress::{self, Bar};
-use crate::usage::of_flag;
+use crate::usage::{UsageError, of_flag};
 use anyhow::Context;
 use paceline::cache::Cache;
 use paceline::catalogue::{Catalogue, DEFAULT_MODEL};
-use paceline::{Builder, Isa, Llm, SamplingParams, find_model};
+use paceline::{Builder, Error, Isa, KvMemory, Llm, SamplingParams, find_model};
 use paceline_model::ChatTemplate;
 use paceline_model::file::ModelFile;
+use paceline_model::meta::ModelMeta;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -55,10 +56,27 @@ impl Located {
         let Located { name, path } = self;
         let spinner = progress::spinner(&format!("loading {name}"));
         let start = Instant::now();
+        check_kv_memory(&path, args).with_context(|| format!("cannot load {name}"))?;
         let llm = args.builder(&path).build().with_context(|| format!("cannot load {name}"))?;
         spinner.finish_and_clear();
         let (isa, n_threads) = (args.compute.isa(), args.compute.n_threads());
         Ok(Opened { llm, name, path, load: start.elapsed(), n_threads, isa })
+    }
+}
+
+/// Refuses a KV cache of less than a block before the weights are read.
+fn check_kv_memory(path: &Path, args: &Engine) -> anyhow::Result<()> {
+    let Some(KvMemory::Bytes(bytes)) = args.kv_memory else { return Ok(()) };
+    let Compute { block_size: block_len, kv_type_k, kv_type_v, .. } = args.compute;
+    let meta = ModelMeta::read(&ModelFile::open(path)?)?;
+    let layout = meta.kv_layout(block_len, kv_type_k.into(), kv_type_v.into());
+    match layout.block_bytes() {
+        Ok(block_bytes) if bytes < block_bytes as u64 => {
+            let error = Error::KvMemory { bytes, block_bytes, block_len };
+            Err(UsageError(error.to_string()).into())
+        }
+        // What else there may be is found when it is loaded.
+        _ => Ok(()),
     }
 }
 

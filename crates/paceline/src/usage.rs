@@ -150,3 +150,11 @@ pub fn seed(text: &str) -> Result<u64, String> {
 pub fn number(text: &str) -> Result<f32, String> {
     text.parse().map_err(|_| "it must be a number".to_owned())
 }
+
+/// A hash, in hexadecimal.
+pub fn sha256(text: &str) -> Result<String, String> {
+    match text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        true => Ok(text.to_owned()),
+        false => Err("it must be 64 hexadecimal digits".to_owned()),
+    }
+}

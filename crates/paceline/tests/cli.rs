@@ -307,12 +307,14 @@ fn what_a_model_cannot_do_is_named() {
     for (args, parts) in [
         (&["--max-tokens", "100000"][..], &["max_tokens", "8192"][..]),
         (&["--stop-token-id", "999999"], &["stop_token_ids", "49152"]),
-        (&["--kv-memory", "100KiB"], &["--kv-memory", "102400", "block"]),
         (&["--kv-memory", "400KiB"], &["--kv-memory"]),
         (&["--max-model-len", "16"], &["prompt", "16"]),
     ] {
         run("Hello there, how are you today?", args).fails_with(parts);
     }
+    // Before the model is loaded, and without asking it anything.
+    let small = run("Hi", &["--kv-memory", "100KiB"]);
+    small.refused_with(&["--kv-memory", "102400", "block"]);
     let long = "word ".repeat(9_000);
     home.file("long.txt", &long);
     home.run(["run", model, "--prompt-file", "long.txt"]).fails_with(&["prompt", "8192"]);
@@ -427,8 +429,8 @@ fn serve(home: &Home, model: &str) -> (Child, String, String) {
     let mut banner = String::new();
     let address = loop {
         let line = lines.next().expect("it listens").unwrap();
-        match line.strip_prefix("listening on ") {
-            Some(address) => break address.to_owned(),
+        match line.split_once("listening on ") {
+            Some((_, address)) => break address.to_owned(),
             None => banner += &(line + "\n"),
         }
     };

@@ -13,6 +13,11 @@ use serde_json::{Value, json};
 use server::{CHAT, COMPLETIONS, Server, text};
 use std::time::Duration;
 
+/// A fast server with the usual settings.
+fn start() -> Server {
+    Server::start(llm(Duration::ZERO, true), ServerConfig::new("fake"))
+}
+
 fn cached(answer: &Value) -> u64 {
     answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
 }
@@ -33,7 +38,7 @@ fn streamed_lists(chunks: &[Value], index: u64) -> Value {
 
 #[test]
 fn an_echo_is_the_prompt_before_the_answer() {
-    let server = fake::server();
+    let server = start();
     let plain = json!({
         "prompt": ["Hello", "Goodbye"], "n": 2, "max_tokens": 6, "temperature": 0.9, "seed": 1,
         "logprobs": 2,
@@ -79,7 +84,7 @@ fn an_echo_is_the_prompt_before_the_answer() {
 /// How likelihoods of texts are asked for.
 #[test]
 fn an_echo_alone_scores_the_prompt() {
-    let server = fake::server();
+    let server = start();
     let mut body = json!({"prompt": "Hello", "echo": true, "max_tokens": 0, "logprobs": 1});
     let answer = server.ok(COMPLETIONS, &body);
     let choice = &answer["choices"][0];
@@ -109,7 +114,7 @@ fn an_echo_alone_scores_the_prompt() {
 
 #[test]
 fn log_probabilities_of_a_prompt_are_computed_though_it_is_cached() {
-    let server = fake::server();
+    let server = start();
     let prompt = "x".repeat(100);
     let plain = json!({"prompt": prompt, "max_tokens": 4, "temperature": 0});
     let mut scored = plain.clone();
@@ -124,7 +129,7 @@ fn log_probabilities_of_a_prompt_are_computed_though_it_is_cached() {
 
 #[test]
 fn cached_tokens_are_those_that_the_cache_had() {
-    let server = fake::server();
+    let server = start();
     let (a, b) = ("a".repeat(100), "b".repeat(50));
     let body = json!({"prompt": [a, b], "n": 3, "max_tokens": 4, "temperature": 1});
     assert_eq!(cached(&server.ok(COMPLETIONS, &body)), 0, "choices that share are no hits");
@@ -147,7 +152,7 @@ fn cached_tokens_are_those_that_the_cache_had() {
 
 #[test]
 fn the_prompt_that_is_wrong_is_named() {
-    let server = fake::server();
+    let server = start();
     let long = "x".repeat(CONTEXT_LEN);
     for (prompt, param, says) in [
         (json!(["fine", long]), "prompt[1]", "prompt[1] of 4096 tokens"),

@@ -14,13 +14,18 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+/// A fast server with the usual settings.
+fn start() -> Server {
+    Server::start(llm(Duration::ZERO, true), ServerConfig::new("fake"))
+}
+
 fn say(text: &str) -> Value {
     json!([{"role": "user", "content": text}])
 }
 
 #[test]
 fn a_completion_is_the_same_whole_and_streamed() {
-    let server = fake::server();
+    let server = start();
     let mut body = json!({
         "model": "fake", "prompt": "Hello", "max_tokens": 40, "temperature": 0.9, "seed": 5,
     });
@@ -57,7 +62,7 @@ fn a_completion_is_the_same_whole_and_streamed() {
 
 #[test]
 fn a_chat_is_the_same_whole_and_streamed() {
-    let server = fake::server();
+    let server = start();
     let mut body = json!({"messages": say("Hi"), "max_tokens": 30, "temperature": 0});
     let whole = server.ok(CHAT, &body);
     assert_eq!(whole["object"], "chat.completion");
@@ -91,7 +96,7 @@ fn a_chat_is_the_same_whole_and_streamed() {
 
 #[test]
 fn the_first_of_n_choices_is_the_only_one_of_one() {
-    let server = fake::server();
+    let server = start();
     let body = |n: u32| json!({"messages": say("Hi"), "n": n, "max_tokens": 20, "seed": 3, "temperature": 1.0});
     let one = server.ok(CHAT, &body(1));
     let three = server.ok(CHAT, &body(3));
@@ -113,7 +118,7 @@ fn the_first_of_n_choices_is_the_only_one_of_one() {
 
 #[test]
 fn a_request_without_a_seed_reports_the_one_it_got() {
-    let server = fake::server();
+    let server = start();
     let mut body = json!({"prompt": ["a", "b"], "max_tokens": 20, "temperature": 1});
     let (first, second) = (server.ok(COMPLETIONS, &body), server.ok(COMPLETIONS, &body));
     assert_ne!(first["seed"], second["seed"]);
@@ -126,7 +131,7 @@ fn a_request_without_a_seed_reports_the_one_it_got() {
 
 #[test]
 fn a_prompt_has_four_forms() {
-    let server = fake::server();
+    let server = start();
     let ask = |prompt: Value| {
         let body = json!({"prompt": prompt, "max_tokens": 12, "temperature": 0});
         server.ok(COMPLETIONS, &body)["choices"].as_array().unwrap().clone()
@@ -150,7 +155,7 @@ fn a_prompt_has_four_forms() {
 
 #[test]
 fn log_probabilities_come_in_the_forms_of_both_endpoints() {
-    let server = fake::server();
+    let server = start();
     let body = json!({
         "messages": say("Hi"), "max_tokens": 8, "temperature": 0, "logprobs": true,
         "top_logprobs": 3, "prompt_logprobs": 2,
@@ -207,7 +212,7 @@ fn log_probabilities_come_in_the_forms_of_both_endpoints() {
 
 #[test]
 fn a_stop_string_ends_the_text_and_is_named() {
-    let server = fake::server();
+    let server = start();
     let body = json!({"prompt": "Hi", "max_tokens": 30, "temperature": 0});
     let free = server.ok(COMPLETIONS, &body)["choices"][0]["text"].as_str().unwrap().to_owned();
     let stop: String = free.chars().skip(9).take(2).collect();
@@ -226,7 +231,7 @@ fn a_stop_string_ends_the_text_and_is_named() {
 
 #[test]
 fn what_cannot_be_answered_names_its_field() {
-    let server = fake::server();
+    let server = start();
     let long = "x".repeat(CONTEXT_LEN);
     for (field, value) in [
         ("temperature", json!(-1)),
@@ -298,7 +303,7 @@ fn what_cannot_be_answered_names_its_field() {
 
 #[test]
 fn what_is_wrong_is_said_in_the_terms_of_json() {
-    let server = fake::server();
+    let server = start();
     let whole = "must be a whole number of at least 0";
     for (path, field, value, expected) in [
         (COMPLETIONS, "max_tokens", json!(-4), format!("max_tokens {whole}")),
@@ -472,7 +477,7 @@ fn after_the_time_of_grace_running_requests_are_aborted() {
 
 #[test]
 fn a_shutdown_does_not_wait_for_idle_connections() {
-    let mut server = fake::server();
+    let mut server = start();
     let mut idle = TcpStream::connect(server.url.strip_prefix("http://").unwrap()).unwrap();
     write!(idle, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     idle.read_exact(&mut [0; 12]).unwrap();
@@ -493,12 +498,12 @@ fn forty_streams_at_once_say_what_each_says_alone() {
             })
         })
         .collect();
-    fake::server().check_streams(CHAT, &bodies);
+    start().check_streams(CHAT, &bodies);
 }
 
 #[test]
 fn a_second_request_is_served_from_the_prefix_cache() {
-    let server = fake::server();
+    let server = start();
     let body = json!({"prompt": "x".repeat(100), "max_tokens": 4, "temperature": 0});
     let first = server.ok(COMPLETIONS, &body);
     let second = server.ok(COMPLETIONS, &body);

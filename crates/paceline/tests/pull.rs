@@ -109,7 +109,8 @@ fn a_name_or_address_that_cannot_be_is_refused() {
     home.run(["pull", "http://127.0.0.1:1/"]).fails_with(&["GGUF", "--name"]);
     home.run(["pull", "http://127.0.0.1:1/x", "--name", "../x"]).fails_with(&["../x"]);
     home.run(["pull", "http://127.0.0.1:1/smollm2-135m.gguf"]).fails_with(&["catalogue", "--name"]);
-    home.run(["pull", "http://127.0.0.1:1/x.gguf", "--sha256", "abc"]).fails_with(&["64"]);
+    home.run(["pull", "http://127.0.0.1:1/x.gguf", "--sha256", "abc"])
+        .refused_with(&["--sha256", "64 hexadecimal digits"]);
     home.run(["rm", "../../etc/passwd"]).fails_with(&["../../etc/passwd"]);
     home.file("cache", "a file where the folder should be");
     home.run(["pull", &nowhere()]).fails_with(&["cache"]);

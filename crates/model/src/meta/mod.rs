@@ -9,6 +9,7 @@ mod gguf;
 use crate::TokenId;
 use crate::file::{FileError, KeyError, ModelFile, shown};
 pub use paceline_kernels::{Activation, RopeScaling, RopeStyle};
+use paceline_kernels::{KvLayout, KvType};
 use std::ops::RangeInclusive;
 
 /// A model's fixed numbers and facts.
@@ -119,6 +120,12 @@ pub struct SamplingDefaults {
 }
 
 impl ModelMeta {
+    /// A block of the KV cache, for `block_len` tokens of all layers.
+    pub fn kv_layout(&self, block_len: usize, k_type: KvType, v_type: KvType) -> KvLayout {
+        let ModelMeta { n_layers, n_kv_heads, head_size, .. } = *self;
+        KvLayout { n_layers, n_kv_heads, head_size, block_len, k_type, v_type }
+    }
+
     /// Reads the metadata of a file.
     ///
     /// # Errors

@@ -4,7 +4,6 @@ use crate::args::Inspect;
 use crate::open;
 use anyhow::Context;
 use paceline::{KvType, units};
-use paceline_kernels::KvLayout;
 use paceline_model::file::ModelFile;
 use paceline_model::meta::ModelMeta;
 use paceline_model::{ChatTemplate, load_text};
@@ -53,14 +52,7 @@ impl<'a> Facts<'a> {
     /// Bytes that the KV cache needs for [`TOKENS`] tokens; `None` if it cannot be of that type.
     fn kv_bytes(&self, kv_type: KvType) -> Option<u64> {
         let block_len = 16;
-        let layout = KvLayout {
-            n_layers: self.meta.n_layers,
-            n_kv_heads: self.meta.n_kv_heads,
-            head_size: self.meta.head_size,
-            block_len,
-            k_type: kv_type,
-            v_type: kv_type,
-        };
+        let layout = self.meta.kv_layout(block_len, kv_type, kv_type);
         Some(layout.block_bytes().ok()? as u64 * TOKENS as u64 / block_len as u64)
     }
 

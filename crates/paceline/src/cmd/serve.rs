@@ -1,39 +1,62 @@
 //! `paceline serve`: serves a model over HTTP until a signal comes.
 
 use crate::args::Serve;
+use crate::log;
 use crate::open::{self, Opened};
 use anyhow::Context;
 use clap::ValueEnum;
-use paceline::server::{self, ServerConfig};
+use paceline::server::{self, Keys, ServerConfig, Tls};
 use paceline::units;
 use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
 
 pub fn run(args: Serve) -> anyhow::Result<()> {
     args.engine.check()?;
-    // Before anything slow: that the port is taken should not need a model to be loaded.
+    log::start(&args.log);
+    // Before anything slow: that a file is missing or the port is taken should not need a model to be
+    // loaded.
+    let access = &args.access;
+    let keys = access.api_key_file.as_deref().map(Keys::read).transpose();
+    let keys = keys.context("--api-key-file")?.unwrap_or_default();
+    let tls = match (&access.tls_cert, &access.tls_key) {
+        (Some(cert), Some(key)) => Some(Tls::read(cert, key)?),
+        _ => None,
+    };
     let listener = listen(&args.host, args.port)?;
     let opened = open::locate(args.model.as_deref())?.load(&args.engine)?;
     let name = args.served_model_name.clone().unwrap_or_else(|| opened.name.clone());
     let config = ServerConfig {
         defaults: opened.defaults(1.0),
-        body_limit: (args.max_body as usize) << 20,
-        grace: Duration::from_secs(args.grace),
+        keys,
+        tls,
+        body_limit: (args.bounds.max_body as usize) << 20,
+        max_connections: args.bounds.max_connections as usize,
+        grace: Duration::from_secs(args.bounds.grace),
+        log_prompts: args.log.log_prompts,
         ..ServerConfig::new(name)
     };
-    print_config(&args, &opened, &config);
+    log_config(&args, &opened, &config);
     let address = listener.local_addr()?;
-    // One thread for all connections: the cores are the model's.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if !address.ip().is_loopback() && config.keys.is_empty() {
+        warn!("everybody who reaches {address} may ask: --api-key-file asks for keys");
+    }
+    // One thread for all connections, and few for long prompts: the cores are the model's.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(2)
+        .enable_all()
+        .build()?;
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let shutdown = signals()?;
-        eprintln!("listening on http://{address}");
-        server::run(listener, opened.llm, config, shutdown).await.context("the server failed")
+        let scheme = if config.tls.is_some() { "https" } else { "http" };
+        info!("listening on {scheme}://{address}");
+        server::run(listener, opened.llm, config, shutdown).await;
+        anyhow::Ok(())
     })?;
-    eprintln!("stopped");
+    info!("stopped");
     Ok(())
 }
 
@@ -68,7 +91,7 @@ fn signals() -> anyhow::Result<impl Future<Output = ()>> {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }
-        eprintln!("stopping: running requests may end; once more stops at once");
+        info!("stopping: running requests may end; once more stops at once");
         tokio::spawn(async move {
             tokio::select! {
                 _ = interrupt.recv() => {}
@@ -85,18 +108,18 @@ fn name_of(choice: &impl ValueEnum) -> String {
 }
 
 /// Everything that was decided, on a few lines.
-fn print_config(args: &Serve, opened: &Opened, config: &ServerConfig) {
+fn log_config(args: &Serve, opened: &Opened, config: &ServerConfig) {
     let engine = &args.engine;
     let limits = opened.llm.limits();
     let on = |off: bool| if off { "off" } else { "on" };
-    eprintln!(
+    info!(
         "model: {} ({}), loaded in {:.1} s",
         config.model_name,
         opened.path.display(),
         opened.load.as_secs_f64()
     );
-    eprintln!("compute: {} threads, {}", opened.n_threads, opened.isa);
-    eprintln!(
+    info!("compute: {} threads, {}", opened.n_threads, opened.isa);
+    info!(
         "kv cache: {} for {} tokens, K {}, V {}, blocks of {}, prefix cache {}",
         units::bytes(opened.llm.kv_bytes()),
         limits.kv_len,
@@ -105,7 +128,7 @@ fn print_config(args: &Serve, opened: &Opened, config: &ServerConfig) {
         engine.compute.block_size,
         on(engine.no_prefix_cache),
     );
-    eprintln!(
+    info!(
         "limits: {} tokens a sequence, {} sequences and {} tokens a step, speculation {}",
         limits.max_model_len,
         limits.max_num_seqs,
@@ -113,7 +136,7 @@ fn print_config(args: &Serve, opened: &Opened, config: &ServerConfig) {
         name_of(&engine.speculate),
     );
     let d = &config.defaults;
-    eprintln!(
+    info!(
         "sampling: temperature {}, top-k {}, top-p {}, min-p {}, repetition penalty {}",
         d.temperature, d.top_k, d.top_p, d.min_p, d.repetition_penalty,
     );

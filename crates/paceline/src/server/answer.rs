@@ -1,13 +1,13 @@
 //! [`Answer`]: what both endpoints do with a request, each in its own format.
 
 use super::State;
+use super::body::Whole;
 use super::error::{ApiError, json_response};
 use super::job::Job;
+use super::record::Context;
 use super::sampling::Delivery;
 use super::sse;
 use crate::completion::{Choice, reason_name};
-use crate::llm::draw_seed;
-use axum::body::Bytes;
 use axum::http::StatusCode;
 use axum::response::Response;
 use paceline_engine::{FinishReason, Logprobs, Request, Stop, Usage, Vocab};
@@ -26,13 +26,15 @@ pub(super) struct Asked<F> {
 /// Reads a body and answers it.
 pub(super) async fn answer<F: Format>(
     state: Arc<State>,
-    body: Bytes,
+    context: Context,
+    Whole(body): Whole,
     read: fn(&State, &[u8]) -> Result<Asked<F>, ApiError>,
 ) -> Result<Response, ApiError> {
     let shared = state.clone();
     let asked = aside(move || read(&shared, &body)).await?;
-    let job = Job::start(&state, asked.requests);
-    Answer::new(state, job, asked.format, asked.delivery).respond().await
+    let id = format!("{}-{}", F::ID, context.id);
+    let job = Job::start(&state, context, asked.requests);
+    Answer::new(state, id, job, asked.format, asked.delivery).respond().await
 }
 
 /// Does what takes a while, as reading a long text does, beside the thread that serves the
@@ -90,8 +92,7 @@ pub(super) struct Answer<F> {
 }
 
 impl<F: Format> Answer<F> {
-    fn new(state: Arc<State>, job: Job, format: F, delivery: Delivery) -> Answer<F> {
-        let id = format!("{}-{:016x}{:016x}", F::ID, draw_seed(), draw_seed());
+    fn new(state: Arc<State>, id: String, job: Job, format: F, delivery: Delivery) -> Answer<F> {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         Answer { state, job, format, id, created, delivery }
     }

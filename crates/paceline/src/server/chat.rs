@@ -1,14 +1,14 @@
 //! `POST /v1/chat/completions`
 
 use super::answer::{Asked, Format, answer};
+use super::body::Whole;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::job::{self, Job};
+use super::record::Context;
 use super::{Shared, State, logprobs, sampling};
 use crate::completion::Choice;
 use crate::llm::Error;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
 use paceline_engine::{Logprobs, Vocab};
 use paceline_model::{ChatOptions, TokenId};
@@ -17,9 +17,10 @@ use std::time::SystemTime;
 
 pub(super) async fn post(
     state: Shared,
-    body: Result<Bytes, BytesRejection>,
+    context: Context,
+    body: Whole,
 ) -> Result<Response, ApiError> {
-    answer(state.0, body?, read).await
+    answer(state.0, context, body, read).await
 }
 
 /// Reads the body of a request.

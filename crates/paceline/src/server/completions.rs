@@ -1,15 +1,15 @@
 //! `POST /v1/completions`
 
 use super::answer::{Asked, Format, answer};
+use super::body::Whole;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::job::{self, Job};
 use super::logprobs::{self, Lists};
+use super::record::Context;
 use super::{Shared, State, sampling};
 use crate::completion::{Choice, Completion};
 use crate::llm::Prompt;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
 use paceline_engine::{Logprobs, SamplingParams, Usage, Vocab};
 use paceline_model::TokenId;
@@ -24,9 +24,10 @@ const MAX_PROMPTS: usize = 1024;
 
 pub(super) async fn post(
     state: Shared,
-    body: Result<Bytes, BytesRejection>,
+    context: Context,
+    body: Whole,
 ) -> Result<Response, ApiError> {
-    answer(state.0, body?, read).await
+    answer(state.0, context, body, read).await
 }
 
 /// Reads the body of a request.

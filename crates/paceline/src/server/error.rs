@@ -2,12 +2,12 @@
 
 use crate::llm::Error;
 use crate::text::ChatError;
-use axum::extract::rejection::BytesRejection;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use paceline_engine::InvalidRequest;
 use paceline_model::chat::ChatError as template;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// Why a request gets no answer.
 #[derive(Debug)]
@@ -80,23 +80,72 @@ impl ApiError {
         ApiError { status: StatusCode::BAD_REQUEST, ..ApiError::not_found(message) }
     }
 
+    /// Nobody knows who asks.
+    pub fn unauthorized(message: &str) -> ApiError {
+        ApiError {
+            status: StatusCode::UNAUTHORIZED,
+            code: Some("invalid_api_key"),
+            ..ApiError::not_found(message.to_owned())
+        }
+    }
+
+    pub fn too_large(limit: usize) -> ApiError {
+        let message = format!("the body is too large: this server reads {limit} bytes at most");
+        ApiError { status: StatusCode::PAYLOAD_TOO_LARGE, ..ApiError::not_found(message) }
+    }
+
+    pub fn too_slow(time: Duration) -> ApiError {
+        let message = format!("the body did not come within {} s", time.as_secs_f64());
+        ApiError { status: StatusCode::REQUEST_TIMEOUT, ..ApiError::not_found(message) }
+    }
+
+    /// What is wrong; what a client has written is not repeated at any length.
+    fn message(&self) -> String {
+        brief(&self.message, 1_000)
+    }
+
     pub fn to_json(&self) -> Value {
         let kind = match self.status {
             StatusCode::INTERNAL_SERVER_ERROR => "server_error",
             _ => "invalid_request_error",
         };
         json!({"error": {
-            "message": self.message,
+            "message": self.message(),
             "type": kind,
-            "param": self.param,
+            "param": self.param.as_ref().map(|param| brief(param, 200)),
             "code": self.code,
         }})
     }
 }
 
+/// At most `n` characters of a text, and a sign where it goes on.
+fn brief(text: &str, n: usize) -> String {
+    match text.char_indices().nth(n) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// What an answer says is wrong, for the log.
+#[derive(Clone, Debug)]
+pub(super) struct Problem(pub String);
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        json_response(self.status, &self.to_json())
+        let mut response = json_response(self.status, &self.to_json());
+        let headers = response.headers_mut();
+        match self.status {
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            // What is left of the body is not read.
+            StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT => {
+                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            _ => {}
+        }
+        response.extensions_mut().insert(Problem(self.message()));
+        response
     }
 }
 
@@ -123,17 +172,6 @@ impl From<Error> for ApiError {
                 message,
             },
         }
-    }
-}
-
-impl From<BytesRejection> for ApiError {
-    fn from(rejection: BytesRejection) -> ApiError {
-        let status = rejection.status();
-        let message = match status {
-            StatusCode::PAYLOAD_TOO_LARGE => "the body is too large for this server".to_owned(),
-            _ => format!("the body cannot be read: {rejection}"),
-        };
-        ApiError { status, ..ApiError::body(message) }
     }
 }
 

@@ -5,7 +5,6 @@ use super::error::json_response;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::json;
-use std::sync::atomic::Ordering;
 
 /// 200 while the engine runs, with its load; 503 if it has failed.
 pub(super) async fn health(state: Shared) -> Response {
@@ -27,7 +26,7 @@ pub(super) async fn health(state: Shared) -> Response {
 /// 200 while new requests are welcome; 503 once the server is being stopped, or its engine has
 /// failed.
 pub(super) async fn ready(state: Shared) -> Response {
-    let (status, text) = match (state.llm.is_alive(), state.stopping.load(Ordering::Relaxed)) {
+    let (status, text) = match (state.llm.is_alive(), state.is_stopping()) {
         (true, false) => (StatusCode::OK, "ready"),
         (true, true) => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
         (false, _) => (StatusCode::SERVICE_UNAVAILABLE, "failed"),

@@ -2,41 +2,60 @@
 
 use super::State;
 use super::error::ApiError;
-use crate::completion::Completion;
+use super::metrics::Clock;
+use super::record::{Context, Figures};
+use crate::completion::{Completion, reason_name};
 use crate::llm::{Error, Prompt, draw_seed};
 use crate::worker::Ticket;
-use paceline_engine::{Event, Request, SamplingParams, Usage};
-use std::time::Instant;
+use paceline_engine::{Event, FinishReason, Request, SamplingParams, Usage};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// The prompts of an HTTP request on their way to completions. Dropping it aborts them.
 pub(super) struct Job {
+    state: Arc<State>,
+    context: Context,
     events: UnboundedReceiver<(usize, Instant, Event)>,
     _tickets: Vec<Ticket>,
-    start: Instant,
     /// Choices of each prompt.
     pub n: usize,
     /// What has come so far, a completion for each prompt.
     pub completions: Vec<Completion>,
+    /// For each choice of each prompt.
+    clocks: Vec<Clock>,
+    /// Of each prompt, whether the prefix cache may be read for the first choice.
+    reads_cache: Vec<bool>,
 }
 
 impl Job {
     /// Gives valid requests, all with the same parameters, to the engine.
-    pub fn start(state: &State, requests: Vec<Request>) -> Job {
+    pub fn start(state: &Arc<State>, context: Context, requests: Vec<Request>) -> Job {
         let (sender, events) = unbounded_channel();
-        let start = Instant::now();
         let n = requests.first().map_or(1, |request| request.params().n);
-        let completions = requests
+        let completions: Vec<Completion> = requests
             .iter()
             .map(|request| Completion::new(request.prompt().to_vec(), n, request.seed()))
             .collect();
-        let submit = |(i, request)| {
+        let reads_cache =
+            requests.iter().map(|request| request.params().prompt_logprobs.is_none()).collect();
+        let submit = |(i, request): (usize, Request)| {
+            state.metrics.asked(n, request.params().max_tokens);
             let sender = sender.clone();
             let sink = move |at, event| sender.send((i, at, event)).is_ok();
             state.llm.submit(request, Box::new(sink))
         };
         let tickets = requests.into_iter().enumerate().map(submit).collect();
-        Job { events, _tickets: tickets, start, n, completions }
+        Job {
+            state: state.clone(),
+            events,
+            _tickets: tickets,
+            n,
+            clocks: vec![Clock::new(&context); n * completions.len()],
+            reads_cache,
+            completions,
+            context,
+        }
     }
 
     /// The next event with the number of its prompt; `None` when all have ended.
@@ -44,9 +63,51 @@ impl Job {
         if self.completions.iter().all(Completion::is_finished) {
             return Ok(None);
         }
-        let (prompt, now, event) = self.events.recv().await.ok_or(Error::Stopped)?;
-        self.completions[prompt].add(&event, self.start, now);
+        let (prompt, at, event) = self.events.recv().await.ok_or(Error::Stopped)?;
+        self.completions[prompt].add(&event, self.context.arrived, at);
+        self.count(prompt, at, &event);
         Ok(Some((prompt, event)))
+    }
+
+    fn count(&mut self, prompt: usize, at: Instant, event: &Event) {
+        let metrics = &self.state.metrics;
+        let clocks = &mut self.clocks[prompt * self.n..][..self.n];
+        let completion = &self.completions[prompt];
+        let prompt_len = completion.prompt_token_ids.len();
+        match event {
+            Event::PromptLogprobs { .. } => {}
+            Event::Started { choice, cached_tokens, .. } => {
+                let was_read = *choice > 0 || self.reads_cache[prompt];
+                let cached_tokens = was_read.then_some(*cached_tokens);
+                metrics.started(&mut clocks[*choice], at, prompt_len, cached_tokens);
+            }
+            Event::Token { choice, .. } => metrics.token(&mut clocks[*choice], at, prompt_len),
+            Event::Finished { choice, reason, .. } => {
+                metrics.ended(&clocks[*choice], at, prompt_len, *reason);
+                if completion.is_finished() {
+                    metrics.all_ended(clocks);
+                }
+            }
+        }
+    }
+
+    /// The figures for the log.
+    fn figures(&self) -> Figures {
+        let least =
+            |time: fn(&Clock) -> Option<Duration>| self.clocks.iter().filter_map(time).min();
+        let choices = self.completions.iter().flat_map(|completion| &completion.choices);
+        let usage = self.usage();
+        Figures {
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+            completion_tokens: choices.clone().map(|choice| choice.token_ids.len()).sum(),
+            queue: least(Clock::queue),
+            first_token: least(Clock::first_token),
+            finish_reason: choices
+                .filter_map(|choice| choice.finish_reason)
+                .next_back()
+                .map(reason_name),
+        }
     }
 
     /// Waits for everything.
@@ -62,6 +123,23 @@ impl Job {
             prompt_tokens: sum(|usage| usage.prompt_tokens),
             completion_tokens: sum(|usage| usage.completion_tokens),
             cached_tokens: sum(|usage| usage.cached_tokens),
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        *self.context.figures() = self.figures();
+        // What has not ended by itself is aborted now.
+        let now = Instant::now();
+        let all = self.completions.iter().zip(self.clocks.chunks(self.n));
+        for (completion, clocks) in all.filter(|(completion, _)| !completion.is_finished()) {
+            let prompt_len = completion.prompt_token_ids.len();
+            let choices = completion.choices.iter().zip(clocks);
+            for (_, clock) in choices.filter(|(choice, _)| choice.finish_reason.is_none()) {
+                self.state.metrics.ended(clock, now, prompt_len, FinishReason::Abort);
+            }
+            self.state.metrics.all_ended(clocks);
         }
     }
 }

@@ -4,34 +4,41 @@
 //! it; nothing is ignored silently. A client that goes away aborts its sequences.
 
 mod answer;
+mod body;
 mod chat;
 mod completions;
 mod error;
 mod fields;
+mod gate;
 mod health;
 mod job;
+mod keys;
+mod listen;
 mod loads;
 mod logprobs;
+mod metrics;
 mod models;
+mod record;
 mod sampling;
 mod sse;
+mod tls;
 mod tokenize;
 
-use crate::llm::Llm;
+pub use keys::{Keys, KeysError};
+pub use tls::{Tls, TlsError};
+
+use crate::llm::{Llm, draw_seed};
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::http::Uri;
+use axum::middleware;
 use axum::routing::{get, post};
-use axum::serve::ListenerExt;
 use error::ApiError;
+use metrics::Metrics;
 use paceline_engine::SamplingParams;
-use std::io;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
 
 /// How the server answers.
 #[derive(Clone, Debug)]
@@ -40,23 +47,42 @@ pub struct ServerConfig {
     pub model_name: String,
     /// What a request means that says nothing else.
     pub defaults: SamplingParams,
+    /// Who may ask; everybody, if there are none.
+    pub keys: Keys,
+    /// Speaks HTTPS, and nothing else.
+    pub tls: Option<Tls>,
     /// The largest body of a request, in bytes.
     pub body_limit: usize,
+    /// How long the head of a request may take to come, and how long a connection may be idle.
+    pub head_timeout: Duration,
+    /// How long the body of a request may take to come.
+    pub body_timeout: Duration,
+    /// The most connections at once; more wait to be accepted.
+    pub max_connections: usize,
     /// How long running requests may go on after the shutdown began.
     pub grace: Duration,
     /// After such a silence a stream gets a comment.
     pub heartbeat: Duration,
+    /// Writes what is asked into the log.
+    pub log_prompts: bool,
 }
 
 impl ServerConfig {
-    /// The usual settings: temperature 1, bodies of 16 MiB, 30 s of grace, a heartbeat after 10 s.
+    /// The usual settings: temperature 1, no keys, bodies of 16 MiB that come within 60 s, heads
+    /// within 30 s, 4096 connections, 30 s of grace, a heartbeat after 10 s.
     pub fn new(model_name: impl Into<String>) -> ServerConfig {
         ServerConfig {
             model_name: model_name.into(),
             defaults: SamplingParams::default(),
+            keys: Keys::default(),
+            tls: None,
             body_limit: 16 << 20,
+            head_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(60),
+            max_connections: 4096,
             grace: Duration::from_secs(30),
             heartbeat: Duration::from_secs(10),
+            log_prompts: false,
         }
     }
 }
@@ -64,45 +90,39 @@ impl ServerConfig {
 struct State {
     llm: Llm,
     config: ServerConfig,
+    metrics: Metrics,
     /// The shutdown has begun.
     stopping: AtomicBool,
+}
+
+impl State {
+    fn new(llm: Llm, config: ServerConfig) -> State {
+        let metrics = Metrics::new(&config.model_name, llm.limits(), &llm.stats());
+        State { llm, config, metrics, stopping: AtomicBool::new(false) }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
 }
 
 type Shared = axum::extract::State<Arc<State>>;
 
 /// Serves until `shutdown` completes: then no connection is accepted any more, running requests get
 /// the time of grace to end, and what still runs is aborted.
-///
-/// # Errors
-/// If the listener fails.
 pub async fn run(
     listener: TcpListener,
     llm: Llm,
     config: ServerConfig,
     shutdown: impl Future<Output = ()>,
-) -> io::Result<()> {
-    let grace = config.grace;
-    let state = Arc::new(State { llm, config, stopping: AtomicBool::new(false) });
+) {
+    let state = Arc::new(State::new(llm, config));
     let app = router(state.clone());
-    let stopping = Arc::new(Notify::new());
-    let stopped = stopping.clone();
-    // A token must not wait for the acknowledgement of the one before.
-    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
-    let served = axum::serve(listener, app)
-        .with_graceful_shutdown(async move { stopped.notified().await })
-        .into_future();
-    let mut served = pin!(served);
-    tokio::select! {
-        result = &mut served => return result,
-        () = shutdown => stopping.notify_one(),
-    }
-    state.stopping.store(true, Ordering::Relaxed);
-    if let Ok(result) = tokio::time::timeout(grace, &mut served).await {
-        return result;
-    }
-    // The answers end with `abort`; a client that does not even read that is left behind.
-    state.llm.abort_all();
-    tokio::time::timeout(Duration::from_secs(2), served).await.unwrap_or(Ok(()))
+    listen::serve(listener, app, state, shutdown).await;
 }
 
 fn router(state: Arc<State>) -> Router {
@@ -117,8 +137,39 @@ fn router(state: Arc<State>) -> Router {
         .route("/health", get(health::health))
         .route("/ready", get(health::ready))
         .route("/version", get(health::version))
+        .route("/metrics", get(metrics::get))
         .fallback(async |uri: Uri| ApiError::not_found(format!("there is no {}", uri.path())))
         .method_not_allowed_fallback(async |uri: Uri| ApiError::method(uri.path()))
-        .layer(DefaultBodyLimit::max(state.config.body_limit))
+        .layer(middleware::from_fn_with_state(state.clone(), gate::gate))
         .with_state(state)
+}
+
+/// What reads the bodies of requests, without a server around it: for the fuzz target.
+#[doc(hidden)]
+pub struct Reader(State);
+
+impl Reader {
+    /// A reader that makes requests for that engine.
+    pub fn new(llm: Llm) -> Reader {
+        Reader(State::new(llm, ServerConfig::new("fuzz")))
+    }
+
+    /// What the endpoint at `path` makes of a body: how many requests for the engine, or which
+    /// answer. `None` if there is no such endpoint.
+    pub fn read(&self, path: &str, body: &[u8]) -> Option<Result<usize, String>> {
+        let state = &self.0;
+        let read = match path {
+            "/v1/chat/completions" => chat::read(state, body).map(|asked| asked.requests.len()),
+            "/v1/completions" => completions::read(state, body).map(|asked| asked.requests.len()),
+            "/tokenize" => tokenize::tokens(state, body).map(|_| 0),
+            "/detokenize" => tokenize::text(state, body).map(|_| 0),
+            _ => return None,
+        };
+        Some(read.map_err(|error| error.to_json().to_string()))
+    }
+}
+
+/// A name that nothing else has.
+fn new_id() -> String {
+    format!("{:016x}{:016x}", draw_seed(), draw_seed())
 }

@@ -2,15 +2,15 @@
 
 use super::answer::{Answer, Format};
 use super::error::ApiError;
-use crate::llm::Error;
 use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
+use futures_util::{FutureExt, stream};
 use paceline_engine::Event;
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
 
 /// An answer as a stream of events. When the client goes away the body is dropped, and with it the
 /// job, which aborts its sequences.
@@ -18,7 +18,13 @@ pub(super) fn respond<F: Format>(answer: Answer<F>) -> Response {
     let ready = answer.open().iter().map(event).collect();
     let events = Events { answer, ready, over: false };
     let body = stream::unfold(events, async |mut events| {
-        Some((Ok::<Bytes, Infallible>(events.next().await?), events))
+        // Who panics harms nobody else; the message is on standard error.
+        let next = AssertUnwindSafe(events.next()).catch_unwind().await;
+        let bytes = match next {
+            Ok(next) => next?,
+            Err(_) => events.fail(ApiError::bug()),
+        };
+        Some((Ok::<Bytes, Infallible>(bytes), events))
     });
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
@@ -56,7 +62,7 @@ impl<F: Format> Events<F> {
                     self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
                     self.over = true;
                 }
-                Err(error) => self.fail(error),
+                Err(error) => return Some(self.fail(error.into())),
             }
         }
         self.ready.pop_front()
@@ -78,9 +84,10 @@ impl<F: Format> Events<F> {
         }
     }
 
-    fn fail(&mut self, error: Error) {
-        self.ready.push_back(event(&ApiError::from(error).to_json()));
+    fn fail(&mut self, error: ApiError) -> Bytes {
         self.over = true;
+        self.ready.clear();
+        event(&error.to_json())
     }
 }
 

@@ -1,37 +1,28 @@
 //! `POST /tokenize` and `/detokenize`, in vLLM's shapes.
 
 use super::answer::aside;
+use super::body::Whole;
 use super::error::{ApiError, json_response};
 use super::fields::Fields;
 use super::{Shared, State, chat, logprobs, sampling};
 use crate::llm::Error;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use axum::response::Response;
 use paceline_model::TokenId;
 use serde_json::{Value, json};
 
-pub(super) async fn tokenize(
-    state: Shared,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, ApiError> {
-    let (state, body) = (state.0, body?);
-    let value = aside(move || tokens(&state, &body)).await?;
+pub(super) async fn tokenize(state: Shared, Whole(body): Whole) -> Result<Response, ApiError> {
+    let value = aside(move || tokens(&state.0, &body)).await?;
     Ok(json_response(StatusCode::OK, &value))
 }
 
-pub(super) async fn detokenize(
-    state: Shared,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, ApiError> {
-    let (state, body) = (state.0, body?);
-    let value = aside(move || text(&state, &body)).await?;
+pub(super) async fn detokenize(state: Shared, Whole(body): Whole) -> Result<Response, ApiError> {
+    let value = aside(move || text(&state.0, &body)).await?;
     Ok(json_response(StatusCode::OK, &value))
 }
 
 /// The tokens of a prompt or of a conversation, as the endpoints that generate would compute them.
-fn tokens(state: &State, body: &[u8]) -> Result<Value, ApiError> {
+pub(super) fn tokens(state: &State, body: &[u8]) -> Result<Value, ApiError> {
     let mut fields = Fields::parse(body)?;
     sampling::take_model(&mut fields, &state.config.model_name)?;
     let with_text = fields.take("return_token_strs")?.unwrap_or(false);
@@ -63,7 +54,7 @@ fn tokens(state: &State, body: &[u8]) -> Result<Value, ApiError> {
 }
 
 /// The text of tokens, control tokens by name.
-fn text(state: &State, body: &[u8]) -> Result<Value, ApiError> {
+pub(super) fn text(state: &State, body: &[u8]) -> Result<Value, ApiError> {
     let mut fields = Fields::parse(body)?;
     sampling::take_model(&mut fields, &state.config.model_name)?;
     let tokens: Option<Vec<TokenId>> = fields.take("tokens")?;

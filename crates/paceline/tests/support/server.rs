@@ -38,7 +38,8 @@ impl Server {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
                 let listener = tokio::net::TcpListener::from_std(listener)?;
-                server::run(listener, llm, config, async { drop(stopped.await) }).await
+                server::run(listener, llm, config, async { drop(stopped.await) }).await;
+                Ok(())
             })
         });
         Server { url, stop: Some(stop), thread: Some(thread) }
@@ -56,6 +57,19 @@ impl Server {
 
     pub fn get(&self, path: &str) -> (u16, Value) {
         answer(agent().get(format!("{}{path}", self.url)).call())
+    }
+
+    /// The kind and text of what is no JSON.
+    pub fn text(&self, path: &str, headers: &[(&str, &str)]) -> (String, String) {
+        let get = headers
+            .iter()
+            .fold(agent().get(format!("{}{path}", self.url)), |get, (name, value)| {
+                get.header(*name, *value)
+            });
+        let mut response = get.call().unwrap();
+        assert_eq!(response.status(), 200);
+        let kind = response.headers()["content-type"].to_str().unwrap().to_owned();
+        (kind, response.body_mut().read_to_string().unwrap())
     }
 
     pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
