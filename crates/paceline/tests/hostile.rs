@@ -2,6 +2,8 @@
 //! nobody else notices.
 #![cfg(feature = "server")]
 
+#[path = "support/cached.rs"]
+mod cached;
 #[path = "support/fake.rs"]
 mod fake;
 #[path = "support/server.rs"]
@@ -9,6 +11,9 @@ mod server;
 
 use fake::llm;
 use paceline::server::ServerConfig;
+use paceline::{ChatError, ChatOptions, Text, TokenId, Vocab};
+use paceline_model::file::ModelFile;
+use paceline_model::{ChatTemplate, load_text};
 use serde_json::{Value, json};
 use server::{CHAT, COMPLETIONS, Server};
 use std::io::{Read, Write};
@@ -286,4 +291,80 @@ fn a_panic_ends_one_request() {
         server.post("/tokenize", &json!({"prompt": "Hi!", "return_token_strs": true}));
     assert_eq!(status, 500);
     server.wait_for_running(0);
+}
+
+/// Text whose conversations go through a real template, for variables that the client chooses.
+struct Templated {
+    fake: fake::FakeText,
+    template: ChatTemplate,
+}
+
+impl Vocab for Templated {
+    fn token_bytes(&self, id: TokenId) -> &[u8] {
+        self.fake.token_bytes(id)
+    }
+
+    fn is_control(&self, id: TokenId) -> bool {
+        self.fake.is_control(id)
+    }
+
+    fn eos_ids(&self) -> &[TokenId] {
+        self.fake.eos_ids()
+    }
+}
+
+impl Text for Templated {
+    fn encode(&self, text: &str, add_bos: bool) -> Vec<TokenId> {
+        self.fake.encode(text, add_bos)
+    }
+
+    fn encode_chat(
+        &self,
+        messages: &[Value],
+        options: &ChatOptions,
+    ) -> Result<Vec<TokenId>, ChatError> {
+        Ok(self.encode(&self.template.render(messages, options)?.text(), false))
+    }
+
+    fn has_chat_template(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_template_bomb_is_an_error() {
+    let Some(model) = cached::cached("smollm2-135m") else { return };
+    let (tokenizer, _) = load_text(&ModelFile::open(&model).unwrap()).unwrap();
+    let source = "\
+{%- macro again(x) %}{{ again(x) }}{% endmacro -%}
+{%- if kind == 'loop' %}{% for a in range(n) %}{% for b in range(n) %}x{% endfor %}{% endfor %}
+{%- elif kind == 'text' %}{{ 'x' * n }}
+{%- elif kind == 'list' %}{{ ([1] * n) | join }}
+{%- elif kind == 'macro' %}{{ again(1) }}
+{%- else %}{{ messages[0]['content'] }}{% endif %}";
+    let template = ChatTemplate::new(source, None, &tokenizer).unwrap();
+    let text = Templated { fake: fake::FakeText::new(true), template };
+    let llm = fake::build(Duration::ZERO, text, Default::default());
+    let server = Server::start(llm, ServerConfig::new("fake"));
+    let body = |kind: &str| {
+        json!({
+            "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "temperature": 0,
+            "chat_template_kwargs": {"kind": kind, "n": 100_000},
+        })
+    };
+    let expected = server.ok(CHAT, &body("none"))["choices"].clone();
+    std::thread::scope(|scope| {
+        for kind in ["loop", "text", "list", "macro"].into_iter().cycle().take(8) {
+            let (server, body) = (&server, body(kind));
+            scope.spawn(move || {
+                let (status, answer) = server.post(CHAT, &body);
+                assert_eq!(status, 400, "{kind} -> {answer}");
+                // A prompt that is too long, or a template that does too much.
+                let error = &answer["error"];
+                assert!(error["param"] == "messages" || error["param"] == "prompt", "{answer}");
+            });
+        }
+        assert_eq!(server.get("/health").0, 200);
+        assert_eq!(server.ok(CHAT, &body("none"))["choices"], expected);
+    });
 }

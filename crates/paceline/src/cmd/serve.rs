@@ -13,6 +13,9 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
+/// Tokens of a question and its answer, for a notion of how many fit.
+const TYPICAL_LEN: usize = 512;
+
 pub fn run(args: Serve) -> anyhow::Result<()> {
     args.engine.check()?;
     log::start(&args.log);
@@ -120,9 +123,12 @@ fn log_config(args: &Serve, opened: &Opened, config: &ServerConfig) {
     );
     info!("compute: {} threads, {}", opened.n_threads, opened.isa);
     info!(
-        "kv cache: {} for {} tokens, K {}, V {}, blocks of {}, prefix cache {}",
+        "kv cache: {} for {} tokens ({} of the longest sequences, or {} of {TYPICAL_LEN} tokens), \
+         K {}, V {}, blocks of {}, prefix cache {}",
         units::bytes(opened.llm.kv_bytes()),
         limits.kv_len,
+        limits.kv_len / limits.max_model_len.min(limits.kv_len),
+        limits.kv_len / TYPICAL_LEN,
         name_of(&engine.compute.kv_type_k),
         name_of(&engine.compute.kv_type_v),
         engine.compute.block_size,

@@ -110,7 +110,7 @@ pub fn llm(step: Duration, template: bool) -> Llm {
 }
 
 /// An engine with that vocabulary, whose steps take at least `step`.
-pub fn build(step: Duration, text: FakeText, config: LlmConfig) -> Llm {
+pub fn build(step: Duration, text: impl Text + 'static, config: LlmConfig) -> Llm {
     let model = Slow(FakeModel::new(VOCAB_LEN, 16, CONTEXT_LEN), step);
     Llm::from_parts(Box::new(model), Arc::new(text), config).unwrap()
 }
