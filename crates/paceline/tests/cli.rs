@@ -439,6 +439,47 @@ fn serve(home: &Home, model: &str) -> (Child, String, String) {
     (child, address, banner)
 }
 
+#[test]
+fn what_the_server_needs_is_checked_before_the_model() {
+    let home = Home::new();
+    home.file("empty.txt", "# nobody yet");
+    home.file("keys.txt", "sk-one alice\nsk-one bob");
+    home.file("cert.pem", "no certificate");
+    let serve = |args: &[&str]| home.run(["serve", "nothing.gguf"].iter().chain(args));
+    serve(&["--api-key-file", "none.txt"]).fails_with(&["--api-key-file", "none.txt"]);
+    serve(&["--api-key-file", "empty.txt"]).fails_with(&["empty.txt", "no key"]);
+    serve(&["--api-key-file", "keys.txt"]).fails_with(&["keys.txt", "line 2", "line 1"]);
+    serve(&["--tls-cert", "cert.pem", "--tls-key", "cert.pem"]).fails_with(&["cert.pem"]);
+    serve(&["--tls-cert", "cert.pem"]).refused_with(&["--tls-key"]);
+    serve(&["--tls-key", "cert.pem"]).refused_with(&["--tls-cert"]);
+    serve(&["--log-format", "xml"]).refused_with(&["--log-format", "xml"]);
+    serve(&["--log-level", "loud"]).refused_with(&["--log-level", "loud"]);
+    serve(&["--max-connections", "0"]).refused_with(&["--max-connections", "at least 1"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn the_log_is_for_programs_where_that_is_asked_for() {
+    let Some(model) = cached("smollm2-135m") else { return };
+    let home = Home::new();
+    let args = ["--port", "0", "--host", "0.0.0.0", "--log-format", "json"];
+    let command = ["serve", model.to_str().unwrap()];
+    let args = command.iter().chain(&args).chain(&SMALL);
+    let mut child = home.command(args).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut warned = false;
+    for line in BufReader::new(child.stderr.take().unwrap()).lines() {
+        let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        let message = line["message"].as_str().unwrap();
+        warned |= line["level"] == "WARN" && message.contains("--api-key-file");
+        if message.starts_with("listening on http://0.0.0.0:") {
+            let killed = std::process::Command::new("kill").arg(child.id().to_string()).status();
+            assert!(killed.unwrap().success());
+        }
+    }
+    assert!(warned, "it listens to everybody without a word");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
 #[cfg(unix)]
 #[test]
 fn a_model_is_served_until_the_signal() {

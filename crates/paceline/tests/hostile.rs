@@ -259,6 +259,23 @@ fn a_shutdown_does_not_wait_for_requests_that_never_come() {
     }
 }
 
+#[test]
+fn a_request_that_comes_during_the_shutdown_hears_of_it() {
+    let mut server = start();
+    let mut stream = connect(&server);
+    stream.write_all(b"GET /ready HTTP/1.1\r\nhost: x\r\n").unwrap();
+    server.get("/health");
+    server.stop();
+    // The thread of the server has to hear of the end first.
+    std::thread::sleep(Duration::from_millis(200));
+    let sent = stream.write_all(b"\r\n");
+    let answer = read_all(&stream);
+    assert!(sent.is_ok(), "{sent:?}");
+    assert_eq!(status(&answer), 503);
+    assert!(answer.contains("stopping") && answer.contains("connection: close"), "{answer}");
+    server.join();
+}
+
 /// What panics here is the vocabulary, asked by the server about a token with a certain number.
 #[test]
 fn a_panic_ends_one_request() {
