@@ -131,11 +131,8 @@ impl Bench {
         let text = Arc::new(ModelText { tokenizer, template });
         let config = EngineConfig { n_blocks, prefix_cache: false, ..config };
         let engine = Engine::new(Box::new(model), text, config)?;
-        let memory = ReadTest::new(READ_BYTES).map_err(|_| Error::KvMemory {
-            bytes: READ_BYTES as u64,
-            block_bytes: READ_BYTES,
-            block_len: spec.block_len,
-        })?;
+        let memory =
+            ReadTest::new(READ_BYTES).map_err(|_| Error::ReadTest { bytes: READ_BYTES })?;
         Ok(Bench {
             limits: engine.limits().clone(),
             engine,

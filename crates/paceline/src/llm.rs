@@ -76,6 +76,12 @@ pub enum Error {
         /// Tokens in a block.
         block_len: usize,
     },
+    /// The test of memory's speed finds no memory.
+    #[error("no memory to measure the machine with: {bytes} bytes are needed beside the model")]
+    ReadTest {
+        /// What the test reads.
+        bytes: usize,
+    },
     /// The system refuses a thread.
     #[error("cannot start the engine's thread: {0}")]
     Thread(std::io::Error),

@@ -7,7 +7,9 @@ use crate::usage::{UsageError, of_flag};
 use anyhow::Context;
 use paceline::cache::Cache;
 use paceline::catalogue::{Catalogue, DEFAULT_MODEL};
-use paceline::{Builder, Error, Isa, KvMemory, Llm, SamplingParams, find_model};
+use paceline::{
+    Builder, Error, Isa, KvMemory, Llm, LoadOptions, SamplingParams, find_model,
+};
 use paceline_model::ChatTemplate;
 use paceline_model::file::ModelFile;
 use paceline_model::meta::ModelMeta;
@@ -117,6 +119,18 @@ impl Compute {
     /// The threads asked for, or one for each core.
     pub fn n_threads(&self) -> usize {
         self.threads.unwrap_or_else(paceline::available_cores)
+    }
+
+    /// How the model is loaded.
+    pub fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            isa: self.isa(),
+            n_threads: self.n_threads(),
+            block_len: self.block_size,
+            k_type: self.kv_type_k.into(),
+            v_type: self.kv_type_v.into(),
+            ..LoadOptions::default()
+        }
     }
 
     fn builder(&self, path: &Path) -> Builder {

@@ -128,7 +128,6 @@ pub fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
 }
 
 /// A whole number over 0.
-#[cfg(feature = "server")]
 pub fn positive<T: TryFrom<u64> + Default + PartialEq>(text: &str) -> Result<T, String> {
     match whole(text) {
         Ok(value) if value == T::default() => Err("it must be at least 1".to_owned()),

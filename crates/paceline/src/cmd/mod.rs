@@ -10,7 +10,7 @@ mod run;
 #[cfg(feature = "server")]
 mod serve;
 
-use crate::args::{Args, BenchCommand, Command};
+use crate::args::{Args, Command};
 
 /// Does what the command line says.
 pub fn run(args: Args) -> anyhow::Result<()> {
@@ -19,7 +19,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Command::Chat(args) => chat::run(*args),
         #[cfg(feature = "server")]
         Command::Serve(args) => serve::run(*args),
-        Command::Bench { command: BenchCommand::Run(args) } => bench::run(*args),
+        Command::Bench { command } => bench::run(command),
         Command::Pull(args) => pull::run(args),
         Command::List(_) => list::run(),
         Command::Rm(args) => rm::run(args),
