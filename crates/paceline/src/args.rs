@@ -2,9 +2,13 @@
 
 mod bench;
 
-pub use bench::{BenchCommand, BenchRun};
+#[cfg(feature = "load")]
+pub use bench::BenchServe;
+pub use bench::{BenchBatching, BenchCommand, BenchRun};
 
-use crate::usage::{number, positive, seed, sha256, top_k, whole};
+#[cfg(feature = "server")]
+use crate::usage::positive;
+use crate::usage::{number, seed, sha256, top_k, whole};
 use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand, ValueEnum};
 use paceline::{KvMemory, KvType, SamplingParams, Speculate, TokenId};

@@ -5,6 +5,18 @@
 //! right before and after each run, since other tenants of a machine take their share of it by the
 //! minute.
 
+pub mod arrivals;
+pub mod batching;
+pub mod dataset;
+#[cfg(feature = "load")]
+mod events;
+#[cfg(feature = "load")]
+pub mod load;
+pub mod percentiles;
+mod random;
+pub mod steps;
+pub mod workload;
+
 use crate::Error;
 use crate::text::ModelText;
 use paceline_engine::{Engine, EngineConfig, Limits, Request, SamplingParams};
@@ -234,11 +246,7 @@ impl Bench {
     /// A prompt that none before was, of tokens from all over the vocabulary.
     fn request(&mut self, run: &Run) -> Result<Request, Error> {
         self.n_prompts += 1;
-        let token = |i: usize| {
-            let mixed = (i as u64 * 0x9E37_79B9 + self.n_prompts as u64 * 0x85EB_CA6B) >> 7;
-            (mixed % self.limits.vocab_len as u64) as TokenId
-        };
-        let prompt = (0..run.prompt_len).map(token).collect();
+        let prompt = prompt(self.n_prompts, run.prompt_len, self.limits.vocab_len);
         let params = SamplingParams {
             temperature: 0.0,
             max_tokens: Some(run.n_tokens),
@@ -247,4 +255,13 @@ impl Bench {
         };
         Ok(Request::new(prompt, params, 0, &self.limits)?)
     }
+}
+
+/// Prompt number `i`: tokens from all over the vocabulary, as no other prompt has them.
+fn prompt(i: usize, len: usize, vocab_len: usize) -> Vec<TokenId> {
+    let token = |place: usize| {
+        let mixed = (place as u64 * 0x9E37_79B9 + i as u64 * 0x85EB_CA6B) >> 7;
+        (mixed % vocab_len as u64) as TokenId
+    };
+    (0..len).map(token).collect()
 }

@@ -7,9 +7,7 @@ use crate::usage::{UsageError, of_flag};
 use anyhow::Context;
 use paceline::cache::Cache;
 use paceline::catalogue::{Catalogue, DEFAULT_MODEL};
-use paceline::{
-    Builder, Error, Isa, KvMemory, Llm, LoadOptions, SamplingParams, find_model,
-};
+use paceline::{Builder, Error, Isa, KvMemory, Llm, LoadOptions, SamplingParams, find_model};
 use paceline_model::ChatTemplate;
 use paceline_model::file::ModelFile;
 use paceline_model::meta::ModelMeta;

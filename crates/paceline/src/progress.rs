@@ -50,6 +50,14 @@ pub fn spinner(what: &str) -> ProgressBar {
     bar
 }
 
+/// A bar of so many things to do.
+pub fn steps(n: usize) -> ProgressBar {
+    let bar = ProgressBar::new(n as u64);
+    bar.set_style(style("{spinner} [{bar:30}] {pos}/{len} {elapsed} {wide_msg}"));
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar
+}
+
 fn style(template: &str) -> ProgressStyle {
     // The templates are in this file; a wrong one shows as a plain bar.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner())

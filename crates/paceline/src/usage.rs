@@ -4,6 +4,8 @@ use crate::args::Args;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{Arg, Command, CommandFactory, FromArgMatches};
 use paceline::Error;
+#[cfg(feature = "load")]
+use std::ops::RangeInclusive;
 
 /// The command line asks for what cannot be.
 #[derive(Debug, thiserror::Error)]
@@ -132,6 +134,34 @@ pub fn positive<T: TryFrom<u64> + Default + PartialEq>(text: &str) -> Result<T, 
     match whole(text) {
         Ok(value) if value == T::default() => Err("it must be at least 1".to_owned()),
         value => value,
+    }
+}
+
+/// A number above 0 that a clock can count with.
+pub fn above_0(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if (1e-4..=1e9).contains(&value) => Ok(value),
+        Ok(_) => Err("it must be from 0.0001 to 1000000000".to_owned()),
+        Err(_) => Err("it must be a number".to_owned()),
+    }
+}
+
+/// How much of something, up to ten times all of it.
+pub fn share(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if (0.0..=10.0).contains(&value) => Ok(value),
+        Ok(_) => Err("it must be from 0 to 10".to_owned()),
+        Err(_) => Err("it must be a number".to_owned()),
+    }
+}
+
+/// A length, or the lengths from one to another: `128`, `20..1500`.
+#[cfg(feature = "load")]
+pub fn range(text: &str) -> Result<RangeInclusive<usize>, String> {
+    let (least, most) = text.split_once("..").unwrap_or((text, text));
+    match (positive(least)?, positive(most)?) {
+        (least, most) if least > most => Err(format!("{least} is more than {most}")),
+        (least, most) => Ok(least..=most),
     }
 }
 

@@ -19,7 +19,7 @@ const SMALL: [&str; 6] = ["--threads", "1", "--kv-memory", "64MiB", "--max-model
 #[test]
 fn the_help_of_each_command_fits_a_screen_and_has_an_example() {
     let home = Home::new();
-    for command in COMMANDS.into_iter().chain(["bench run"]) {
+    for command in COMMANDS.into_iter().chain(["bench run", "bench serve", "bench batching"]) {
         let help = home.run(command.split(' ').chain(["--help"])).succeeds().out;
         assert!(help.contains("Example: paceline"), "{command}: {help}");
         assert!(help.lines().count() <= 40, "{command}: {} lines", help.lines().count());
@@ -44,6 +44,11 @@ fn wrong_usage_is_one_line_that_names_it_and_code_2() {
         (&["bench", "run", "a", "--repeat", "0"], &["--repeat", "at least 1"]),
         (&["bench", "run", "a", "--speculate", "off"], &["--speculate", "bench run --help"]),
         (&["bench", "run", "a", "--threads", "0"], &["--threads is 0"]),
+        (&["bench", "batching", "a", "--slots", "513"], &["--slots is 513", "at most 512 rows"]),
+        (&["bench", "batching", "a", "--requests", "0"], &["--requests", "at least 1"]),
+        (&["bench", "batching", "a", "--scale", "0"], &["--scale", "from 0.0001"]),
+        (&["bench", "batching", "a", "--load", "11"], &["--load", "from 0 to 10"]),
+        (&["bench", "batching", "a", "--threads", "0"], &["--threads is 0"]),
         (&["run", "hi", "--temprature", "1"], &["--temprature", "--temperature", "run --help"]),
         (&["run", "hi", "--temperature", "hot"], &["'hot'", "--temperature", "a number"]),
         (&["run", "hi", "--temperature", "-1"], &["--temperature is -1", "from 0 to 100"]),
@@ -542,4 +547,46 @@ fn a_bench_measures_what_is_asked_for() {
     let refused = bench(&["--only", "decode@128", "--vs", peer.to_str().unwrap()]);
     assert_eq!(refused.code, Some(1));
     assert!(refused.err.contains("not-llama-bench"), "{}", refused.err);
+}
+
+#[test]
+fn a_bench_of_batching_serves_the_same_requests_in_every_way() {
+    let Some(path) = cached("smollm2-135m") else { return };
+    let home = Home::new();
+    let bench = |args: &[&str]| {
+        let usual = ["bench", "batching", path.to_str().unwrap(), "--threads", "1"];
+        home.run(
+            usual.iter().chain(&["--requests", "7", "--slots", "3", "--scale", "0.02"]).chain(args),
+        )
+    };
+    let report = json(bench(&["--json", "--load", "2", "--html", "report.html"]));
+    assert_eq!((&report["requests"], &report["slots"]), (&7.into(), &3.into()));
+    let tokens = report["output_tokens"].as_f64().unwrap();
+    let check = |way: &Value| {
+        let of = |field: &str| way[field].as_f64().unwrap_or_else(|| panic!("{field}: {way}"));
+        assert!((of("output_tokens_per_second") * of("seconds") / tokens - 1.0).abs() < 1e-9);
+        assert!(0.0 < of("useful_rows") && of("useful_rows") <= 1.0, "{way}");
+        assert!(way["e2e_ms"]["p99"].as_f64() >= way["e2e_ms"]["p50"].as_f64(), "{way}");
+    };
+    for way in ["sequential", "static_padded", "static_ragged", "continuous"] {
+        check(&report[way]);
+        assert_eq!(report[way]["useful_rows"].as_f64() < Some(1.0), way == "static_padded");
+    }
+    let arriving = &report["under_load"];
+    ["static_ragged", "continuous"].iter().for_each(|way| check(&arriving[way]));
+    let rows: Vec<_> = report["steps"]["decode"].as_array().unwrap().iter().collect();
+    assert!(rows.iter().map(|step| &step["rows"]).eq([1, 3]));
+    assert!(report["predicted_output_tokens_per_second"].as_f64().unwrap() > 0.0);
+    let page = std::fs::read_to_string(home.path("report.html")).unwrap();
+    assert!(page.matches("<svg").count() == 6 && !page.contains("<script"), "{page}");
+    // A bar for each answer in each of four ways, and the legends.
+    assert_eq!(page.matches("class=\"write\"").count(), 4 * 7 + 4);
+
+    let out = bench(&["--load", "0"]).succeeds().out;
+    for part in ["one by one", "static, padded", "as its steps predict", "a step in ms", "█"] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+    assert!(!out.contains("arriving at random"), "{out}");
+    let long = ["bench", "batching", path.to_str().unwrap(), "--scale", "100"];
+    home.run(long).fails_with(&["smollm2-135m", "context of 8192"]);
 }

@@ -3,7 +3,7 @@
 #![allow(dead_code)]
 
 use sha2::{Digest, Sha256};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -165,11 +165,18 @@ impl Web {
 
 fn serve(mut stream: TcpStream, answer: Answer) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?);
-    let mut line = String::new();
+    let (mut line, mut body_len) = (String::new(), 0);
     while lines.read_line(&mut line)? > 2 {
-        line.clear();
+        let line = std::mem::take(&mut line).to_ascii_lowercase();
+        if let Some(length) = line.strip_prefix("content-length:") {
+            body_len = length.trim().parse().unwrap();
+        }
     }
-    let head = |length: usize| format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
+    // Closing a connection with unread bytes would cut off the answer.
+    std::io::copy(&mut lines.take(body_len), &mut std::io::sink())?;
+    let head = |length: usize| {
+        format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n")
+    };
     match answer {
         Answer::Whole(bytes) => {
             stream.write_all(head(bytes.len()).as_bytes())?;
@@ -186,7 +193,7 @@ fn serve(mut stream: TcpStream, answer: Answer) -> std::io::Result<()> {
             Ok(())
         }
         Answer::Status(status) => {
-            write!(stream, "HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n")
+            write!(stream, "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
         }
     }
 }
