@@ -54,14 +54,11 @@ impl Kernel for Read<'_> {
     fn run<S: Simd>(self, s: S) -> f32 {
         // Four sums keep enough loads under way.
         let mut sums = [s.splat(0.0); 4];
-        let (chunks, _) = self.bytes.as_chunks::<{ 4 * LANES }>();
-        let (quads, _) = chunks.as_chunks::<4>();
-        for quad in quads {
-            for (sum, chunk) in sums.iter_mut().zip(quad) {
-                // Ones in every byte are small floats, and normal ones.
-                let chunk = chunk.as_chunks::<4>().0;
-                let lanes = std::array::from_fn(|i| f32::from_le_bytes(chunk[i]));
-                *sum = s.add(*sum, s.load(&lanes));
+        // SAFETY: any bytes are floats. Ones in every byte are small floats, and normal ones.
+        let (_, floats, _) = unsafe { self.bytes.align_to::<[f32; LANES]>() };
+        for quad in floats.as_chunks::<4>().0 {
+            for (sum, floats) in sums.iter_mut().zip(quad) {
+                *sum = s.add(*sum, s.load(floats));
             }
         }
         s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))

@@ -16,6 +16,7 @@
 //!
 //! One `vpmaddwd` then widens them to i32 (and multiplies the high nibbles by 16).
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::format::{codes, min, scale};
@@ -108,6 +109,16 @@ impl Rows {
         let (panel, row, height) = (piece.panel(), piece.group.row, piece.group.panel.height);
         let terms = panel.wrapping_add(ACT_BLOCK * height + 4 * row);
         Rows { codes: panel.wrapping_add(ACT_BLOCK * row), terms, height }
+    }
+
+    /// The same, as the compiler cannot tell: it would keep what is broadcast in memory for the next
+    /// pair, at a higher price than that of making it again.
+    #[inline(always)]
+    fn hidden(&self) -> Rows {
+        let mut codes = self.codes;
+        // SAFETY: no instruction.
+        unsafe { asm!("/* {0} */", inout(reg) codes, options(nomem, nostack, preserves_flags)) };
+        Rows { codes, ..*self }
     }
 
     /// To the next block.
@@ -235,8 +246,9 @@ unsafe fn chains<F: Format, const MT: usize>(piece: &Piece<'_>) {
             }
             for step in 0..F::STEPS {
                 let terms = x.terms::<F, MT>(step);
-                for octet in 0..4 {
-                    dot::<F, MT>(unit, block, octet, step, &x, &terms, &mut acc[octet]);
+                let at = At { unit, block, step };
+                for pair in 0..const { 4 / octets::<F>() } {
+                    dot::<F, MT>(at, pair, &x.hidden(), &terms, &mut acc);
                 }
             }
             block = block.add(F::BLOCK);
@@ -255,51 +267,22 @@ unsafe fn chains<F: Format, const MT: usize>(piece: &Piece<'_>) {
     }
 }
 
-/// One step of an octet's chains.
-///
-/// # Safety
-/// AVX2, shell; a unit, a block of it, and MT rows at a block.
-#[inline(always)]
-unsafe fn dot<F: Format, const MT: usize>(
+/// A step of a block of a unit.
+#[derive(Clone, Copy)]
+struct At {
     unit: *const u8,
     block: *const u8,
-    octet: usize,
     step: usize,
-    x: &Rows,
-    terms: &Terms<MT>,
-    acc: &mut [__m256; MT],
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut sum = Sum { narrow: [[_mm256_setzero_si256(); MT]; 2], wide: terms.starts };
-        if step == 0 {
-            quad::<F, MT, 0>(block, octet, x, &mut sum);
-            quad::<F, MT, 1>(block, octet, x, &mut sum);
-            quad::<F, MT, 2>(block, octet, x, &mut sum);
-            quad::<F, MT, 3>(block, octet, x, &mut sum);
-        }
-        if step + 1 == F::STEPS {
-            quad::<F, MT, 4>(block, octet, x, &mut sum);
-            quad::<F, MT, 5>(block, octet, x, &mut sum);
-            quad::<F, MT, 6>(block, octet, x, &mut sum);
-            quad::<F, MT, 7>(block, octet, x, &mut sum);
-        }
-        let dw = scale::<F>(unit, block, octet, step);
-        let mw = min::<F>(unit, block, octet, step);
-        for m in 0..MT {
-            let d = _mm256_mul_ps(dw, _mm256_castsi256_ps(x.term(0, m)));
-            acc[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum.wide[m]), d, acc[m]);
-            if let Some(mw) = mw {
-                acc[m] = _mm256_fmadd_ps(mw, terms.offsets[m], acc[m]);
-            }
-        }
-    }
 }
 
-/// Sums of products: in i16 (of low and high nibbles, if the codes are taken apart) and i32.
-struct Sum<const MT: usize> {
-    narrow: [[__m256i; MT]; 2],
-    wide: [__m256i; MT],
+/// Whether codes are taken apart.
+const fn is_apart<F: Format>() -> bool {
+    exact::<F>() == 0
+}
+
+/// Octets of a pair.
+const fn octets<F: Format>() -> usize {
+    if is_apart::<F>() { 1 } else { 2 }
 }
 
 /// Quads whose products add up in an i16, of those of a step; 0 if codes are taken apart.
@@ -313,6 +296,56 @@ const fn exact<F: Format>() -> usize {
     }
 }
 
+/// One step of the chains of a pair: of two octets, or of one whose codes are taken apart.
+///
+/// # Safety
+/// AVX2, shell; a unit, a block of it, and MT rows at a block.
+#[inline(always)]
+unsafe fn dot<F: Format, const MT: usize>(
+    at: At,
+    pair: usize,
+    x: &Rows,
+    terms: &Terms<MT>,
+    acc: &mut [[__m256; MT]; 4],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let zero = _mm256_setzero_si256();
+        let mut sum = Sum { narrow: [[zero; 2]; MT], wide: [terms.starts; 2] };
+        if at.step == 0 {
+            quad::<F, MT, 0>(at.block, pair, x, &mut sum);
+            quad::<F, MT, 1>(at.block, pair, x, &mut sum);
+            quad::<F, MT, 2>(at.block, pair, x, &mut sum);
+            quad::<F, MT, 3>(at.block, pair, x, &mut sum);
+        }
+        if at.step + 1 == F::STEPS {
+            quad::<F, MT, 4>(at.block, pair, x, &mut sum);
+            quad::<F, MT, 5>(at.block, pair, x, &mut sum);
+            quad::<F, MT, 6>(at.block, pair, x, &mut sum);
+            quad::<F, MT, 7>(at.block, pair, x, &mut sum);
+        }
+        for i in 0..const { octets::<F>() } {
+            let octet = pair * octets::<F>() + i;
+            let dw = scale::<F>(at.unit, at.block, octet, at.step);
+            let mw = min::<F>(at.unit, at.block, octet, at.step);
+            for m in 0..MT {
+                let acc = &mut acc[octet][m];
+                let d = _mm256_mul_ps(dw, _mm256_castsi256_ps(x.term(0, m)));
+                *acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum.wide[i][m]), d, *acc);
+                if let Some(mw) = mw {
+                    *acc = _mm256_fmadd_ps(mw, terms.offsets[m], *acc);
+                }
+            }
+        }
+    }
+}
+
+/// Sums of products: of each row in i16, of both vectors of a pair, and of each octet in i32.
+struct Sum<const MT: usize> {
+    narrow: [[__m256i; 2]; MT],
+    wide: [[__m256i; MT]; 2],
+}
+
 /// Adds the products of k = 4 QUAD..4 QUAD + 4.
 ///
 /// # Safety
@@ -320,36 +353,58 @@ const fn exact<F: Format>() -> usize {
 #[inline(always)]
 unsafe fn quad<F: Format, const MT: usize, const QUAD: usize>(
     block: *const u8,
-    octet: usize,
+    pair: usize,
     x: &Rows,
     sum: &mut Sum<MT>,
 ) {
-    let exact = const { exact::<F>() };
-    let (apart, exact) = if exact == 0 { (true, 8 / F::STEPS) } else { (false, exact) };
+    let exact = if is_apart::<F>() { 8 / F::STEPS } else { exact::<F>() };
     // SAFETY: the caller's promise.
     unsafe {
-        let low = _mm256_set1_epi8(15);
-        let w = codes::<F, QUAD>(block, octet);
+        let w = if is_apart::<F>() {
+            let (w, low) = (codes::<F, QUAD>(block, pair), _mm256_set1_epi8(15));
+            [_mm256_and_si256(w, low), _mm256_and_si256(_mm256_srli_epi16::<4>(w), low)]
+        } else {
+            [codes::<F, QUAD>(block, 2 * pair), codes::<F, QUAD>(block, 2 * pair + 1)]
+        };
         for m in 0..MT {
             let q = x.quad(m, QUAD);
-            let [narrow, high] = &mut sum.narrow;
-            if apart {
-                let (w, w_high) =
-                    (_mm256_and_si256(w, low), _mm256_and_si256(_mm256_srli_epi16::<4>(w), low));
-                narrow[m] = _mm256_add_epi16(narrow[m], _mm256_maddubs_epi16(w, q));
-                high[m] = _mm256_add_epi16(high[m], _mm256_maddubs_epi16(w_high, q));
-            } else {
-                narrow[m] = _mm256_add_epi16(narrow[m], _mm256_maddubs_epi16(w, q));
+            for i in 0..2 {
+                // The first products of a sum are it.
+                sum.narrow[m][i] = match QUAD.is_multiple_of(exact) {
+                    true => _mm256_maddubs_epi16(w[i], q),
+                    false => add_products(sum.narrow[m][i], w[i], q),
+                };
             }
             if (QUAD + 1).is_multiple_of(exact) {
-                let ones = _mm256_set1_epi16(1);
-                sum.wide[m] = _mm256_add_epi32(sum.wide[m], _mm256_madd_epi16(narrow[m], ones));
-                narrow[m] = _mm256_setzero_si256();
-                if apart {
-                    let high = _mm256_madd_epi16(high[m], _mm256_set1_epi16(16));
-                    sum.wide[m] = _mm256_add_epi32(sum.wide[m], high);
+                let by = [1, if is_apart::<F>() { 16 } else { 1 }];
+                for i in 0..2 {
+                    let wide = &mut sum.wide[if is_apart::<F>() { 0 } else { i }][m];
+                    let products = _mm256_madd_epi16(sum.narrow[m][i], _mm256_set1_epi16(by[i]));
+                    *wide = _mm256_add_epi32(*wide, products);
                 }
             }
         }
     }
+}
+
+/// `sum` and the products of codes with a quad of a row.
+///
+/// In assembler, since the compiler, given the choice, regroups the sums, runs out of registers and
+/// takes twice the time.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add_products(mut sum: __m256i, w: __m256i, q: __m256i) -> __m256i {
+    // SAFETY: only registers are touched.
+    unsafe {
+        asm!(
+            "vpmaddubsw {product}, {w}, {q}",
+            "vpaddw {sum}, {sum}, {product}",
+            w = in(ymm_reg) w,
+            q = in(ymm_reg) q,
+            product = out(ymm_reg) _,
+            sum = inout(ymm_reg) sum,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+    sum
 }
