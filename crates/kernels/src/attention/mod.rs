@@ -281,7 +281,7 @@ impl Step<'_> {
         let n_outputs = tile::MAX_ROWS * head_size;
         outputs.clear();
         outputs.resize(n_outputs * tiles.len(), 0.0);
-        let waits = tiles.len() == 1 && tiles[0].rows.len() < tile::BUSY_ROWS;
+        let waits = tiles.len() == 1;
         for number in item.segments.clone() {
             let start = number * SEGMENT;
             let mut segment = tile::Segment::new(layout, self.pages(item, number));

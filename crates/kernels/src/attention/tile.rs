@@ -147,9 +147,6 @@ impl<'a> Segment<'a> {
 /// to see a pattern.
 const AHEAD_BYTES: usize = 8 << 10;
 
-/// Tiles of so many rows compute longer than they wait.
-pub(super) const BUSY_ROWS: usize = 9;
-
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
@@ -641,8 +638,10 @@ fn chain<S: Simd, C: Cell, const R: usize, const N: usize>(
     for b in b {
         assert!(k.is_empty() || (k.len() - 1) * stride + LANES <= b.len());
     }
+    // What is not behind a reference stays in registers.
+    let mut own = *sums;
     for (j, k) in k.enumerate() {
-        if R < BUSY_ROWS {
+        if R < S::BUSY_ROWS {
             ahead.step(s, const { (N * LANES * size_of::<C>()).div_ceil(LINE) });
         }
         let mut vectors = [s.splat(0.0); N];
@@ -654,10 +653,11 @@ fn chain<S: Simd, C: Cell, const R: usize, const N: usize>(
             // SAFETY: `k` < SEGMENT by the assert.
             let a = s.splat(unsafe { *a[r].get_unchecked(k) });
             for i in 0..N {
-                sums[r][i] = s.fma(a, vectors[i], sums[r][i]);
+                own[r][i] = s.fma(a, vectors[i], own[r][i]);
             }
         }
     }
+    *sums = own;
 }
 
 #[inline(always)]

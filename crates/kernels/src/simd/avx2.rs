@@ -28,6 +28,7 @@ type F = [__m256; 2];
 impl Simd for Avx2 {
     type F = F;
     const ACCUMULATORS: usize = 6;
+    const BUSY_ROWS: usize = 6;
 
     #[inline(always)]
     fn fetch(self, at: *const u8) {

@@ -57,6 +57,7 @@ macro_rules! reduce_each {
 impl Simd for Avx512 {
     type F = __m512;
     const ACCUMULATORS: usize = 24;
+    const BUSY_ROWS: usize = 9;
 
     #[inline(always)]
     fn fetch(self, at: *const u8) {

@@ -29,6 +29,8 @@ pub(crate) trait Simd: Copy {
     type F: Copy;
     /// Vectors that an attention tile may accumulate in registers.
     const ACCUMULATORS: usize;
+    /// Attention tiles of so many rows compute longer than they wait for memory.
+    const BUSY_ROWS: usize;
 
     fn splat(self, x: f32) -> Self::F;
     fn load(self, x: &[f32; LANES]) -> Self::F;

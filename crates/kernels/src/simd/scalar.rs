@@ -13,6 +13,7 @@ type F = [f32; LANES];
 impl Simd for Scalar {
     type F = F;
     const ACCUMULATORS: usize = 1;
+    const BUSY_ROWS: usize = 1;
 
     #[inline(always)]
     fn splat(self, x: f32) -> F {
