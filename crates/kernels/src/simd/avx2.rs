@@ -22,6 +22,29 @@ impl Avx2 {
 
 type F = [__m256; 2];
 
+/// `$op` over the lanes of each of sixteen vectors: lane `i` of the result is that of `$x[i]`. Each
+/// level halves the number of vectors, and of the lanes that belong to one.
+macro_rules! reduce_each {
+    ($x:expr, $op:ident) => {{
+        let x: &[F; LANES] = $x;
+        let mut fours = [_mm256_setzero_ps(); 4];
+        for i in 0..4 {
+            let one = |j: usize| $op(x[4 * i + j][0], x[4 * i + j][1]);
+            let [a, b, c, d] = [one(0), one(1), one(2), one(3)];
+            let ab = $op(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let cd = $op(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            let (ab, cd) = (_mm256_castps_pd(ab), _mm256_castps_pd(cd));
+            fours[i] = $op(
+                _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)),
+                _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)),
+            );
+        }
+        let half =
+            |a, b| $op(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+        [half(fours[0], fours[1]), half(fours[2], fours[3])]
+    }};
+}
+
 // SAFETY of every block below: an `Avx2` exists only where the processor has the instructions, and
 // the arrays are as long as the vectors loaded from and stored to them.
 #[allow(clippy::undocumented_unsafe_blocks)]
@@ -187,5 +210,17 @@ impl Simd for Avx2 {
             let x = _mm_max_epu32(x, _mm_shuffle_epi32::<1>(x));
             f32::from_bits(_mm_cvtsi128_si32(x) as u32)
         }
+    }
+
+    #[inline(always)]
+    fn largest_abs_each(self, x: &[F; LANES]) -> F {
+        let max = |a, b| self.max_abs([a; 2], [b; 2])[0];
+        unsafe { reduce_each!(x, max) }
+    }
+
+    #[inline(always)]
+    fn sum_each(self, x: &[F; LANES]) -> F {
+        let add = |a, b| unsafe { _mm256_add_ps(a, b) };
+        unsafe { reduce_each!(x, add) }
     }
 }
