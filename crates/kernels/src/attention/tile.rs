@@ -94,6 +94,8 @@ pub(super) struct Segment<'a> {
     pages: Pages<'a>,
     k: Cells<'a>,
     v: Cells<'a>,
+    /// Tokens of a page of `v`.
+    v_len: usize,
 }
 
 /// A thread's memory for a [`Segment`] in f32.
@@ -109,14 +111,17 @@ impl<'a> Segment<'a> {
         let n = layout.head_size * layout.block_len;
         let k = Cells::of(&pages.k, layout.k_type, n);
         let v = Cells::of(&pages.v, layout.v_type, n);
-        Segment { layout, pages, k, v }
+        Segment { layout, pages, k, v, v_len: layout.block_len }
     }
 
     /// The segment in f32, for more than one tile.
     pub(super) fn expand(self, cpu: &Cpu, to: &'a mut Expanded) -> Segment<'a> {
         let k = self.k.expand(cpu, &mut to.k);
-        let v = self.v.expand(cpu, &mut to.v);
-        Segment { k, v, ..self }
+        self.v.expand(cpu, &mut to.v);
+        // Token by token, pages that follow one another are one.
+        let mut v = [&[][..]; MAX_PAGES];
+        v[0] = &to.v[..];
+        Segment { k, v: Cells::F32(v), v_len: SEGMENT, ..self }
     }
 
     /// What to ask memory for while tiles of few rows read the segment: its own pages, those of K
@@ -598,7 +603,7 @@ impl<C: Cell, const R: usize> Sums<'_, C, R> {
     /// N vectors of values, `vector` the first.
     #[inline(always)]
     fn tile<S: Simd, const N: usize>(&mut self, s: S, vector: usize) {
-        let KvLayout { head_size, block_len, .. } = *self.segment.layout;
+        let (head_size, page_len) = (self.segment.layout.head_size, self.segment.v_len);
         let mut sums = [[s.splat(0.0); N]; R];
         for (sums, o) in sums.iter_mut().zip(self.o.chunks(head_size)) {
             let (o, _) = o[vector * LANES..].as_chunks();
@@ -606,9 +611,9 @@ impl<C: Cell, const R: usize> Sums<'_, C, R> {
                 *sum = s.load(o);
             }
         }
-        for page in self.tokens.start / block_len..self.tokens.end.div_ceil(block_len) {
-            let first = page * block_len;
-            let tokens = self.tokens.start.max(first)..self.tokens.end.min(first + block_len);
+        for page in self.tokens.start / page_len..self.tokens.end.div_ceil(page_len) {
+            let first = page * page_len;
+            let tokens = self.tokens.start.max(first)..self.tokens.end.min(first + page_len);
             let mut v = [&[][..]; N];
             for i in 0..N {
                 let value = (vector + i) * LANES;
