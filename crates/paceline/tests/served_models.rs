@@ -7,10 +7,10 @@ mod cached;
 mod server;
 
 use cached::cached;
-use paceline::Llm;
 use paceline::server::ServerConfig;
+use paceline::{Builder, Llm};
 use serde_json::{Value, json};
-use server::{CHAT, COMPLETIONS, Server};
+use server::{CHAT, COMPLETIONS, Server, text};
 
 fn serve(name: &str) -> Option<Server> {
     let llm = Llm::builder(cached(name)?).kv_memory(1 << 30).build().expect("the model loads");
@@ -49,6 +49,46 @@ fn check(name: &str, path: &str, bodies: &[Value]) {
 #[test]
 fn forty_streams_of_smollm2() {
     check("smollm2-135m", CHAT, &questions(40, 12, chat));
+}
+
+/// The same prompts alone, in a crowd, in small chunks and large ones, with the prefix cache cold,
+/// warm and off, and with too little memory for all: the same texts, greedy and sampled.
+#[test]
+fn what_is_going_on_changes_no_text() {
+    let name = "smollm2-135m";
+    let Some(path) = cached(name) else { return };
+    let start = |builder: Builder| {
+        Server::start(builder.build().expect("the model loads"), ServerConfig::new(name))
+    };
+    let usual = || Llm::builder(&path).kv_memory(256 << 20);
+    let bodies = questions(40, 36, chat);
+    let ask = |server: &Server, body: &Value| text(&server.stream(CHAT, body).all(), 0);
+    let server = start(usual());
+    let alone: Vec<String> = bodies.iter().map(|body| ask(&server, body)).collect();
+    assert!(alone.iter().any(|text| text.len() > 60), "{alone:?}");
+    drop(server);
+    for (what, builder, n_rounds) in [
+        ("large chunks", usual().max_num_batched_tokens(512), 2),
+        ("small chunks", usual().max_num_batched_tokens(16), 1),
+        ("no prefix cache", usual().prefix_cache(false), 1),
+        ("little memory", usual().kv_memory(9 << 20), 1),
+    ] {
+        let server = start(builder);
+        for round in 0..n_rounds {
+            let together: Vec<String> = std::thread::scope(|scope| {
+                let ask = |body| ask(&server, body);
+                let threads: Vec<_> =
+                    bodies.iter().map(|body| scope.spawn(move || ask(body))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!(together, alone, "{what}, round {round}");
+        }
+        if what == "little memory" {
+            let metrics = server.text("/metrics", &[]).1;
+            let line = metrics.lines().find(|line| line.starts_with("vllm:num_preemptions_total"));
+            assert!(!line.unwrap().ends_with(" 0"), "nobody was preempted");
+        }
+    }
 }
 
 #[test]
