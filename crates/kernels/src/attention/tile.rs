@@ -374,21 +374,26 @@ fn rows_of<const R: usize>(rows: &[[f32; SEGMENT]]) -> &[[[f32; SEGMENT]; R]] {
     rows.as_chunks().0
 }
 
+/// Vectors that [`chain`] keeps in registers: sums, and what several rows read.
+const fn in_use(n_rows: usize, n: usize) -> usize {
+    n_rows * n + if n_rows == 1 { 1 } else { n }
+}
+
 /// Calls a tile function on a range of vectors, with as many at a time as the registers hold.
 macro_rules! widest {
     ($S:ident, $R:ident, $vectors:expr, $call:ident) => {{
         let vectors: Range<usize> = $vectors;
         let mut vector = vectors.start;
-        if const { $R > $S::ACCUMULATORS } {
+        if const { in_use($R, 1) > $S::VECTORS } {
             unreachable!("the registers do not hold a tile of {} rows", $R);
         }
-        if const { 4 * $R <= $S::ACCUMULATORS } {
+        if const { in_use($R, 4) <= $S::VECTORS } {
             while vector + 4 <= vectors.end {
                 $call!(vector, 4);
                 vector += 4;
             }
         }
-        if const { 2 * $R <= $S::ACCUMULATORS } {
+        if const { in_use($R, 2) <= $S::VECTORS } {
             while vector + 2 <= vectors.end {
                 $call!(vector, 2);
                 vector += 2;

@@ -50,7 +50,7 @@ macro_rules! reduce_each {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx2 {
     type F = F;
-    const ACCUMULATORS: usize = 6;
+    const VECTORS: usize = 7;
     const BUSY_ROWS: usize = 6;
 
     #[inline(always)]

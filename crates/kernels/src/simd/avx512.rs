@@ -56,7 +56,7 @@ macro_rules! reduce_each {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx512 {
     type F = __m512;
-    const ACCUMULATORS: usize = 24;
+    const VECTORS: usize = 31;
     const BUSY_ROWS: usize = 9;
 
     #[inline(always)]

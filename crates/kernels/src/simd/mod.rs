@@ -27,8 +27,8 @@ pub(crate) const LANES: usize = 16;
 pub(crate) trait Simd: Copy {
     /// Sixteen f32.
     type F: Copy;
-    /// Vectors that an attention tile may accumulate in registers.
-    const ACCUMULATORS: usize;
+    /// Vectors that the registers hold beside a number in all lanes.
+    const VECTORS: usize;
     /// Attention tiles of so many rows compute longer than they wait for memory.
     const BUSY_ROWS: usize;
 

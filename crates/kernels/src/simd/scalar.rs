@@ -12,7 +12,7 @@ type F = [f32; LANES];
 
 impl Simd for Scalar {
     type F = F;
-    const ACCUMULATORS: usize = 1;
+    const VECTORS: usize = 2;
     const BUSY_ROWS: usize = 1;
 
     #[inline(always)]
