@@ -152,6 +152,18 @@ impl BlockPool {
         ids.iter().filter(|&&id| self.blocks[id as usize].refs == 0).count()
     }
 
+    /// How many blocks would get free if all these tables were cut to nothing, those of `kept` aside.
+    pub(crate) fn count_freed<'a>(
+        &self,
+        tables: impl Iterator<Item = &'a [BlockId]>,
+        kept: &[BlockId],
+    ) -> usize {
+        let mut refs: HashMap<BlockId, u32> = HashMap::new();
+        tables.flatten().for_each(|&id| *refs.entry(id).or_default() += 1);
+        let freed = |&(&id, &n): &(&BlockId, &u32)| self.blocks[id as usize].refs == n;
+        refs.iter().filter(freed).filter(|(id, _)| !kept.contains(id)).count()
+    }
+
     /// Of a table, how many first blocks are published. After them there is none that is.
     pub(crate) fn count_published(&self, table: &[BlockId]) -> usize {
         table.iter().filter(|&&id| self.blocks[id as usize].published.is_some()).count()

@@ -3,15 +3,16 @@
 use crate::block_pool::BlockPool;
 use crate::draft::Speculate;
 use crate::event::{Event, FinishReason, RequestId};
+use crate::pace::{Load, Pace};
 use crate::request::{Limits, Request};
 use crate::sample::{Place, Sampler};
-use crate::scheduler::{Cause, Scheduler, Step};
+use crate::scheduler::{AGING, Cause, Scheduler, Step};
 use crate::sequence::Sequence;
 use crate::stats::Stats;
 use crate::text::Vocab;
 use paceline_model::{Batch, KvMemoryError, Mat, Model};
-use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The most logits in memory at once, in bytes. Each range of rows is a pass over the output weights, so a
 /// range should be long; all rows of a step could be gigabytes.
@@ -100,6 +101,10 @@ pub struct Engine {
     sampler: Sampler,
     stats: Stats,
     next_id: u64,
+    /// Since the origin of the caller's clock.
+    now: Duration,
+    /// Of the last step.
+    load: Load,
     /// Events that happened between the steps.
     events: Vec<Event>,
     batch: Batch,
@@ -110,8 +115,8 @@ pub struct Engine {
 
 /// A row whose logits are wanted.
 struct Output {
-    /// Index of its sequence among the running ones.
-    sequence: usize,
+    /// Number of its span.
+    span: usize,
     position: usize,
 }
 
@@ -156,8 +161,10 @@ impl Engine {
             },
             scheduler: Scheduler {
                 pool,
-                running: Vec::new(),
-                waiting: VecDeque::new(),
+                queue: Vec::new(),
+                unordered: false,
+                n_firsts: 0,
+                pace: Pace::default(),
                 max_num_seqs,
                 max_num_batched_tokens: config.max_num_batched_tokens,
             },
@@ -170,6 +177,8 @@ impl Engine {
             config,
             sampler: Sampler::default(),
             next_id: 0,
+            now: Duration::ZERO,
+            load: Load::default(),
             events: Vec::new(),
             batch: Batch::default(),
         })
@@ -185,19 +194,37 @@ impl Engine {
         &self.stats
     }
 
+    /// Tells the time, since any fixed moment. Before the first call it is 0, and it never goes back.
+    pub fn at(&mut self, now: Duration) {
+        self.now = self.now.max(now);
+    }
+
+    /// Tells how long the last step took. From this the engine learns how many rows of prompts a
+    /// step can take while texts are running; without it, as many as fit.
+    pub fn took(&mut self, time: Duration) {
+        if self.load.rows > 0.0 {
+            self.scheduler.pace.learn(self.load, time.as_secs_f64());
+        }
+    }
+
     /// Puts a request in the queue. It must have been made with this engine's limits.
     pub fn add(&mut self, request: Request) -> RequestId {
         debug_assert!(request.max_len() <= self.limits.max_model_len.min(self.limits.kv_len));
         let id = RequestId(self.next_id);
         self.next_id += 1;
+        let turn = i64::try_from(self.now.as_millis()).unwrap_or(i64::MAX);
+        let turn = turn.saturating_add(i64::from(request.priority()) * AGING.as_millis() as i64);
+        let deadline = request.timeout().map(|timeout| self.now.saturating_add(timeout));
         let request = Arc::new(request);
         for choice in 0..request.params().n {
             let speculate = self.config.speculate;
             let mut sequence = Sequence::new(id, choice, request.clone(), speculate);
             sequence.ready = choice == 0 || !self.publishes();
-            self.scheduler.waiting.push_back(sequence);
+            (sequence.turn, sequence.deadline) = (turn, deadline);
+            self.scheduler.queue.push(sequence);
         }
-        self.stats.n_waiting = self.scheduler.waiting.len();
+        self.scheduler.unordered = true;
+        self.measure();
         id
     }
 
@@ -205,29 +232,28 @@ impl Engine {
     /// step reports it. Text held back for a stop string is dropped. An unknown id, or one that has
     /// ended, is ignored.
     pub fn abort(&mut self, id: RequestId) {
-        let scheduler = &mut self.scheduler;
-        let running = scheduler.running.extract_if(.., |s| s.id == id);
-        let mut ended: Vec<Sequence> = running.collect();
-        let (aborted, waiting) = std::mem::take(&mut scheduler.waiting)
-            .into_iter()
-            .partition::<VecDeque<_>, _>(|s| s.id == id);
-        scheduler.waiting = waiting;
-        ended.extend(aborted);
-        for mut sequence in ended {
-            sequence.finished = Some((FinishReason::Abort, None));
-            self.events.push(self.scheduler.finish(sequence));
+        self.end(FinishReason::Abort, |sequence| sequence.id == id);
+    }
+
+    /// Ends sequences before their time.
+    fn end(&mut self, reason: FinishReason, which: impl Fn(&Sequence) -> bool) {
+        for sequence in self.scheduler.queue.iter_mut().filter(|sequence| which(sequence)) {
+            sequence.finished = Some((reason, None));
         }
+        self.scheduler.remove_finished(&mut self.events);
         self.measure();
     }
 
     /// Whether there is anything to do for [`Engine::step`].
     pub fn has_work(&self) -> bool {
-        let Scheduler { running, waiting, .. } = &self.scheduler;
-        !running.is_empty() || !waiting.is_empty() || !self.events.is_empty()
+        !self.scheduler.queue.is_empty() || !self.events.is_empty()
     }
 
-    /// Runs one step of the model, if any sequence is there, and returns what happened.
+    /// Runs one step of the model, if any sequence is there, and returns what happened. Sequences
+    /// whose time is over end before it.
     pub fn step(&mut self) -> Vec<Event> {
+        let now = self.now;
+        self.end(FinishReason::Timeout, |s| s.deadline.is_some_and(|deadline| deadline <= now));
         let step = self.scheduler.schedule();
         let started = step.started.iter();
         self.events.extend(started.map(|&(id, choice, cached_tokens)| Event::Started {
@@ -241,7 +267,8 @@ impl Engine {
             self.model.forward(&self.batch);
             let verified = self.sample(&step, &outputs);
             self.commit(&step, &verified);
-            self.draft();
+            self.draft(&step);
+            self.scheduler.remove_finished(&mut self.events);
         }
         self.measure();
         self.stats.kv_slot_steps += self.stats.kv_slots_used as u64;
@@ -268,38 +295,42 @@ impl Engine {
     fn batch(&mut self, step: &Step) -> Vec<Output> {
         let block_len = self.scheduler.pool.block_len();
         self.batch.clear();
+        self.load = Load::default();
         let mut outputs = Vec::new();
         let mut tokens = Vec::new();
-        for (i, (sequence, &n)) in self.scheduler.running.iter().zip(&step.n_tokens).enumerate() {
+        for (i, span) in step.spans.iter().enumerate() {
+            let (sequence, n) = (&self.scheduler.queue[span.sequence], span.n_tokens);
             let start = sequence.computed;
             let all = sequence.tokens.iter().chain(&sequence.drafts);
             tokens.clear();
             tokens.extend(all.skip(start).take(n));
             let n_blocks = (start + n).div_ceil(block_len);
             let rows = self.batch.push(&tokens, start, &sequence.block_table[..n_blocks]);
+            self.load.add_rows(start, n);
             let (prompt_rows, last) = (sequence.n_prompt_rows(), sequence.tokens.len() - 1);
             for (row, position) in rows.zip(start..) {
                 let of_prompt = (sequence.prompt_rows..prompt_rows).contains(&position);
                 if of_prompt || position >= last {
                     self.batch.outputs.push(row);
-                    outputs.push(Output { sequence: i, position });
+                    outputs.push(Output { span: i, position });
                 }
             }
         }
+        self.load.outputs = outputs.len() as f64;
         outputs
     }
 
     /// Samples every row that is asked for and appends the tokens; a sequence goes along its drafts
     /// while they equal the samples.
     fn sample(&mut self, step: &Step, outputs: &[Output]) -> Vec<Verified> {
-        let mut verified = vec![Verified::default(); step.n_tokens.len()];
+        let mut verified = vec![Verified::default(); step.spans.len()];
         for start in (0..outputs.len()).step_by(self.n_logit_rows) {
             let range = start..(start + self.n_logit_rows).min(outputs.len());
             self.logits.set_rows(range.len());
             self.model.logits(range.clone(), &mut self.logits);
             for (row, output) in outputs[range].iter().enumerate() {
-                let sequence = &mut self.scheduler.running[output.sequence];
-                let verified = &mut verified[output.sequence];
+                let sequence = &mut self.scheduler.queue[step.spans[output.span].sequence];
+                let verified = &mut verified[output.span];
                 let logits = self.logits.row(row);
                 if output.position + 1 < sequence.prompt_len() {
                     report_prompt(sequence, &mut self.sampler, logits, &mut self.events);
@@ -318,13 +349,14 @@ impl Engine {
         verified
     }
 
-    /// Moves `computed`, publishes full blocks and takes out the sequences that have ended.
+    /// Moves `computed` and publishes full blocks.
     fn commit(&mut self, step: &Step, verified: &[Verified]) {
         let publishes = self.publishes();
-        let Scheduler { pool, running, waiting, .. } = &mut self.scheduler;
+        let Scheduler { pool, queue, .. } = &mut self.scheduler;
         let block_len = pool.block_len();
-        for ((sequence, &n), verified) in running.iter_mut().zip(&step.n_tokens).zip(verified) {
-            sequence.computed += n;
+        for (span, verified) in step.spans.iter().zip(verified) {
+            let sequence = &mut queue[span.sequence];
+            sequence.computed += span.n_tokens;
             if !verified.sampled {
                 continue;
             }
@@ -339,36 +371,33 @@ impl Engine {
                 speculation.depth.learn(proposed, verified.accepted);
             }
         }
-        if publishes {
-            for sequence in running.iter_mut() {
-                let request = &sequence.request;
-                while sequence.n_published < sequence.computed / block_len {
-                    let i = sequence.n_published;
-                    let tokens = &sequence.tokens[i * block_len..][..block_len];
-                    if !pool.publish(request.salt(), &mut sequence.block_table, i, tokens) {
-                        break;
-                    }
-                    sequence.n_published += 1;
+        for span in step.spans.iter().filter(|_| publishes) {
+            let sequence = &mut queue[span.sequence];
+            let request = sequence.request.clone();
+            while sequence.n_published < sequence.computed / block_len {
+                let i = sequence.n_published;
+                let tokens = &sequence.tokens[i * block_len..][..block_len];
+                if !pool.publish(request.salt(), &mut sequence.block_table, i, tokens) {
+                    break;
                 }
-                if sequence.choice == 0 && sequence.n_output() > 0 && request.params().n > 1 {
-                    let siblings = waiting.iter_mut().filter(|s| s.id == sequence.id);
-                    siblings.for_each(|s| s.ready = true);
-                }
+                sequence.n_published += 1;
             }
-        }
-        let ended: Vec<Sequence> = running.extract_if(.., |s| s.finished.is_some()).collect();
-        for sequence in ended {
-            self.events.push(self.scheduler.finish(sequence));
+            let ((id, choice), n_output) = (sequence.key(), sequence.n_output());
+            if choice == 0 && n_output > 0 && request.params().n > 1 {
+                queue.iter_mut().filter(|s| s.id == id).for_each(|s| s.ready = true);
+            }
         }
     }
 
     /// Guesses what the sequences that have just got a token will get next.
-    fn draft(&mut self) {
-        for sequence in &mut self.scheduler.running {
+    fn draft(&mut self, step: &Step) {
+        for span in &step.spans {
+            let sequence = &mut self.scheduler.queue[span.sequence];
             let Some(speculation) = &mut sequence.speculation else { continue };
             let n_output = sequence.tokens.len() - sequence.request.prompt().len();
             let recomputes = self.config.kv_cache && sequence.computed + 1 < sequence.tokens.len();
-            if n_output == 0 || recomputes || !sequence.drafts.is_empty() {
+            let idle = n_output == 0 || recomputes || sequence.finished.is_some();
+            if idle || !sequence.drafts.is_empty() {
                 continue;
             }
             // The last token that can come needs no draft: it is sampled in any case.
@@ -389,12 +418,13 @@ impl Engine {
             }
         }
         stats.tokens_cached += step.n_cached as u64;
-        if step.n_tokens.is_empty() {
+        if step.spans.is_empty() {
             return;
         }
         stats.steps += 1;
         let (mut prompts, mut outputs) = (false, false);
-        for (sequence, &n) in self.scheduler.running.iter().zip(&step.n_tokens) {
+        for span in &step.spans {
+            let (sequence, n) = (&self.scheduler.queue[span.sequence], span.n_tokens);
             let of_prompt = sequence.prompt_len().saturating_sub(sequence.computed).min(n);
             stats.rows += n as u64;
             stats.tokens_prefilled += of_prompt as u64;
@@ -406,14 +436,17 @@ impl Engine {
 
     /// Reads the state of the queues and of the KV cache.
     fn measure(&mut self) {
-        let Scheduler { pool, running, waiting, .. } = &self.scheduler;
+        let Scheduler { pool, queue, .. } = &self.scheduler;
         let stats = &mut self.stats;
-        (stats.n_running, stats.n_waiting) = (running.len(), waiting.len());
+        let most = queue.iter().map(|s| s.n_preempted).max().unwrap_or(0);
+        stats.preemptions_most = stats.preemptions_most.max(most);
+        stats.n_running = queue.iter().filter(|s| s.admitted).count();
+        stats.n_waiting = queue.len() - stats.n_running;
         stats.kv_blocks_used = pool.n_used();
         stats.kv_slots_used = pool.n_used() * pool.block_len();
         // Shared blocks are full, so no unused slot is counted twice.
         let unused = |s: &Sequence| s.block_table.len() * pool.block_len() - s.computed;
-        stats.kv_slots_unused = running.iter().chain(waiting).map(unused).sum();
+        stats.kv_slots_unused = queue.iter().map(unused).sum();
     }
 }
 

@@ -16,6 +16,8 @@ pub enum FinishReason {
     Length,
     /// [`Engine::abort`](crate::Engine::abort).
     Abort,
+    /// The request's timeout.
+    Timeout,
 }
 
 /// What stopped a sequence.

@@ -2,7 +2,7 @@
 //!
 //! An [`Engine`] is a deterministic state machine: no IO, no threads, no clock, no randomness of its
 //! own. What it generates for a request does not depend on the other requests, nor on any setting
-//! of [`EngineConfig`].
+//! of [`EngineConfig`], nor on the time, which its caller tells it.
 //!
 //! ```text
 //! Request -> add -> step: schedule -> batch -> forward -> sample -> commit -> draft -> events
@@ -13,6 +13,7 @@ pub mod block_pool;
 pub mod draft;
 mod engine;
 mod event;
+mod pace;
 pub mod request;
 pub mod sample;
 mod scheduler;

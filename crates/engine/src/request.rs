@@ -3,6 +3,7 @@
 use crate::text::Vocab;
 use paceline_model::TokenId;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The most choices of one request (`n`).
 pub const MAX_CHOICES: usize = 128;
@@ -230,6 +231,9 @@ pub struct Request {
     seed: u64,
     max_len: usize,
     salt: Arc<str>,
+    tenant: Arc<str>,
+    priority: i32,
+    timeout: Option<Duration>,
 }
 
 impl Request {
@@ -273,12 +277,33 @@ impl Request {
             format!("at most {room}, the tokens to generate")
         })?;
         let seed = params.seed.unwrap_or(drawn_seed);
-        Ok(Request { prompt, params, seed, max_len, salt: "".into() })
+        let (salt, tenant) = ("".into(), "".into());
+        Ok(Request { prompt, params, seed, max_len, salt, tenant, priority: 0, timeout: None })
     }
 
     /// Separates this request's prefix cache from that of requests with another salt.
     pub fn with_salt(mut self, salt: &str) -> Request {
         self.salt = salt.into();
+        self
+    }
+
+    /// Says whose request this is: tenants share the engine evenly. Without it, all requests are of
+    /// the same one.
+    pub fn with_tenant(mut self, tenant: Arc<str>) -> Request {
+        self.tenant = tenant;
+        self
+    }
+
+    /// Serves the request before those of the same tenant with a higher number that came less than a
+    /// minute earlier for each level between them; 0 without it.
+    pub fn with_priority(mut self, priority: i32) -> Request {
+        self.priority = priority;
+        self
+    }
+
+    /// Ends the request, wherever it is, when it has been in the engine for so long.
+    pub fn with_timeout(mut self, timeout: Duration) -> Request {
+        self.timeout = Some(timeout);
         self
     }
 
@@ -300,6 +325,21 @@ impl Request {
     /// The prefix cache's salt.
     pub fn salt(&self) -> &Arc<str> {
         &self.salt
+    }
+
+    /// Whose request it is.
+    pub fn tenant(&self) -> &Arc<str> {
+        &self.tenant
+    }
+
+    /// Lower is sooner.
+    pub fn priority(&self) -> i32 {
+        self.priority
+    }
+
+    /// How long the request may be in the engine.
+    pub fn timeout(&self) -> Option<Duration> {
+        self.timeout
     }
 
     /// The longest that a sequence of this request gets, prompt and output together.

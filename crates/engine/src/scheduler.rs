@@ -1,112 +1,291 @@
 //! [`Scheduler`]: which sequences run how many tokens in the next step.
 //!
 //! There is no prefill and no decode: a sequence has `tokens + drafts - computed` pending tokens and
-//! runs as many of them as it is given.
+//! runs as many of them as it is given. There is one order, and each step takes from its front what
+//! fits into the step: into its rows, its sequences, its time and the blocks.
 //!
-//! - Every running sequence gets one token, so none ever stands still; what is left of the step's
-//!   budget goes to the running ones in order of arrival, then to waiting ones in order of arrival,
-//!   then to drafts.
-//! - When the blocks run out, the sequence that arrived last gives up the tail of its table, as far
-//!   as needed, and waits. Who runs arrived before all who wait, blocks only ever pass to older
-//!   sequences, and every request fits the cache alone: so the oldest sequence always runs, and
-//!   everything ends.
-//! - The first waiting sequence is let in when all of its tokens find room beside what the running
-//!   ones still need, so that it is not thrown out at once. Nobody overtakes it.
+//! **The order.** A tenant's sequences take turns: first come first served, but a level of priority
+//! counts like so many seconds of arriving sooner or later ([`AGING`]). Between tenants, the first
+//! of each goes before the second of any, and so on; among the firsts, who became it first, so that
+//! a tenant's next one lets those of the others go before; among the others, who arrived first.
+//!
+//! **Blocks.** A sequence is admitted when all of its tokens find room beside those admitted before
+//! it, and nobody is admitted past one that waits for room. From then on it takes the blocks that it
+//! needs, if none is free from the last in the order, the tail of the table first. Who loses a
+//! block is preempted: it keeps its place, and is admitted anew when there is room, but each time
+//! with twice the room to grow.
+//!
+//! **Time.** How long a step takes is known from those before ([`Pace`]). Rows of prompts may make a
+//! step [`STRETCH`] times as long as it were without them, so that running texts keep their pace;
+//! and a step lasts at most as many times as long as the lightest tenant's would alone as there are
+//! tenants, so that each gets its share of the time. Who finds no time in a step keeps its blocks
+//! and runs in a later one. The first of each tenant always runs.
+//!
+//! Why everything ends: blocks only ever pass to who comes before, and every request fits the cache
+//! alone, so the first in the order always gets what it needs and runs. It stays the first until it
+//! ends, but for who arrives in the same tenant with a better priority, soon enough to be finitely
+//! many. So the firsts of all tenants end one after the other, a tenant's next is its first then,
+//! and all become first or end before.
+//!
+//! Why little is computed twice: with `k` preemptions behind it, a sequence is admitted only if
+//! everybody up to itself can grow by `2^k` blocks, or to its full length. After `log2` of the
+//! blocks of the longest sequence, none of them can take a block from it; only who arrives later
+//! and comes before it can.
 
 use crate::block_pool::BlockPool;
 use crate::event::{Event, FinishReason, RequestId};
+use crate::pace::{Load, Pace};
 use crate::sequence::Sequence;
-use std::collections::VecDeque;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What one level of priority is worth: a request is overtaken by those of the next better level
+/// that arrive within this time.
+pub const AGING: Duration = Duration::from_secs(60);
+
+/// How many times as long rows of prompts may make a step. Prompts then have `1 - 1 / 2.5` = 60 % of
+/// the time, and take 1.7 times as long as alone.
+const STRETCH: f64 = 2.5;
 
 /// Why a sequence was preempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// It gave blocks to an older sequence.
+    /// It gave blocks to a sequence before it.
     Yielded,
-    /// It found no block, and older sequences hold the rest.
+    /// It found no block, and sequences before it hold the rest.
     Stalled,
 }
 
 /// What the next step computes.
 #[derive(Debug, Default)]
 pub(crate) struct Step {
-    /// For each running sequence, in order, how many of its pending tokens.
-    pub n_tokens: Vec<usize>,
+    /// In the order of the queue.
+    pub spans: Vec<Span>,
     /// Who had to make room.
     pub preempted: Vec<(RequestId, usize, Cause)>,
-    /// Who was let in for the first time, with the tokens that the prefix cache had.
+    /// Who was admitted for the first time, with the tokens that the prefix cache had.
     pub started: Vec<(RequestId, usize, usize)>,
-    /// Tokens that the prefix cache had for sequences that were let in.
+    /// Tokens that the prefix cache had for sequences that were admitted.
     pub n_cached: usize,
+}
+
+/// The next pending tokens of a sequence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    /// Its place in the queue.
+    pub sequence: usize,
+    /// How many.
+    pub n_tokens: usize,
+}
+
+/// Rows of a step and the seconds for them.
+#[derive(Clone, Copy)]
+struct Room {
+    rows: usize,
+    seconds: f64,
+}
+
+/// What is left of a step.
+struct Budget {
+    sequences: usize,
+    all: Room,
+    /// For rows of prompts.
+    prompts: Room,
 }
 
 pub(crate) struct Scheduler {
     pub pool: BlockPool,
-    /// In order of arrival.
-    pub running: Vec<Sequence>,
-    /// In order of arrival, all after the running ones. Preempted ones may still hold blocks.
-    pub waiting: VecDeque<Sequence>,
+    /// All that have not ended. Those that are not admitted may still hold blocks.
+    pub queue: Vec<Sequence>,
+    /// Whether the queue may be out of order.
+    pub unordered: bool,
+    /// How often some sequence became the first of its tenant.
+    pub n_firsts: u64,
+    pub pace: Pace,
     pub max_num_seqs: usize,
     pub max_num_batched_tokens: usize,
 }
 
 impl Scheduler {
     pub fn schedule(&mut self) -> Step {
+        if std::mem::take(&mut self.unordered) {
+            self.order();
+        }
         let mut step = Step::default();
-        let mut budget = self.max_num_batched_tokens - self.running.len();
-        for sequence in &self.running {
-            let more = (sequence.pending() - 1).min(budget);
-            budget -= more;
-            step.n_tokens.push(1 + more);
+        let mut budget = self.budget();
+        let mut blocked = false;
+        for i in 0..self.queue.len() {
+            if budget.sequences == 0 || budget.all.rows == 0 {
+                break;
+            }
+            let sequence = &self.queue[i];
+            if !sequence.admitted {
+                if !sequence.ready {
+                    continue;
+                }
+                let waits = blocked || self.n_rows(sequence, &budget) == 0;
+                blocked = waits || !self.admit(i, &mut step);
+                if blocked {
+                    continue;
+                }
+            }
+            let sequence = &self.queue[i];
+            let n_tokens = self.n_rows(sequence, &budget);
+            if n_tokens == 0 {
+                continue;
+            }
+            let len = self.n_blocks(sequence.computed + n_tokens);
+            let need = len.saturating_sub(sequence.block_table.len());
+            if self.make_room(need, i, &mut step) {
+                let found = self.pool.alloc(need, &mut self.queue[i].block_table);
+                assert!(found, "room was made");
+                self.spend(&mut budget, &self.queue[i], n_tokens);
+                step.spans.push(Span { sequence: i, n_tokens });
+            } else {
+                self.preempt(i, Cause::Stalled, &mut step);
+                blocked = true;
+            }
         }
-        self.allocate(&mut step, &mut budget);
-        while budget > 0 && self.running.len() < self.max_num_seqs {
-            let Some(n) = self.admit(budget, &mut step) else { break };
-            budget -= n;
-        }
-        self.add_drafts(&mut step, budget);
-        debug_assert!(self.running.iter().zip(&step.n_tokens).all(|(s, &n)| {
-            (n <= s.pending() && s.drafts.is_empty()) || n == s.pending() + s.drafts.len()
-        }));
+        self.add_drafts(&mut step, budget.all.rows);
         step
     }
 
-    /// Finds blocks for the running sequences, the oldest first.
-    fn allocate(&mut self, step: &mut Step, budget: &mut usize) {
-        let mut i = 0;
-        while i < self.running.len() {
-            let sequence = &self.running[i];
-            let len = self.n_blocks(sequence.computed + step.n_tokens[i]);
-            let need = len.saturating_sub(sequence.block_table.len());
-            let found = self.make_room(need, sequence.key(), step);
-            // The victims are the last of the running sequences; what they were given is free again.
-            *budget += step.n_tokens.drain(self.running.len()..).sum::<usize>();
-            if found {
-                let found = self.pool.alloc(need, &mut self.running[i].block_table);
-                assert!(found, "room was made");
-                i += 1;
-            } else {
-                // All that came later have given up their blocks, so this is the last one.
-                *budget += step.n_tokens.pop().unwrap_or(0);
-                self.preempt_last(Cause::Stalled, step);
+    /// Puts the queue in order.
+    fn order(&mut self) {
+        self.queue.sort_by_key(|s| (s.turn, s.key()));
+        let mut n_before: HashMap<Arc<str>, usize> = HashMap::new();
+        for sequence in &mut self.queue {
+            let n = n_before.entry(sequence.request.tenant().clone()).or_default();
+            if *n > 0 {
+                sequence.first_since = 0;
+            } else if sequence.rank > 0 {
+                self.n_firsts += 1;
+                sequence.first_since = self.n_firsts;
             }
+            sequence.rank = *n;
+            *n += 1;
+        }
+        self.queue.sort_by_key(Sequence::place);
+    }
+
+    /// What a step may take.
+    fn budget(&self) -> Budget {
+        // The next tokens of all texts, and of each tenant's, if it has no prompts.
+        let mut next = Load::default();
+        let mut tenants: HashMap<&str, Option<Load>> = HashMap::new();
+        for sequence in self.queue.iter().filter(|s| s.admitted).take(self.max_num_seqs) {
+            let tenant = sequence.request.tenant().as_ref();
+            let own = tenants.entry(tenant).or_insert(Some(Load::default()));
+            if sequence.pending() == 1 {
+                let load = Load::of_next(sequence.tokens.len());
+                next += load;
+                own.iter_mut().for_each(|own| *own += load);
+            } else {
+                *own = None;
+            }
+        }
+        let mut longest = f64::INFINITY;
+        if tenants.len() > 1 {
+            let alone = tenants.values().flatten().map(|&load| self.pace.seconds(load));
+            longest = alone.fold(longest, f64::min) * tenants.len() as f64;
+        }
+        if next.rows > 0.0 {
+            longest = longest.min(STRETCH * self.pace.seconds(next));
+        }
+        let all = Room {
+            rows: self.max_num_batched_tokens,
+            seconds: longest - self.pace.seconds(Load::default()),
+        };
+        let prompts = Room {
+            rows: all.rows.saturating_sub(next.rows as usize),
+            seconds: all.seconds - self.pace.more_seconds(next),
+        };
+        Budget { sequences: self.max_num_seqs, all, prompts }
+    }
+
+    /// How many of its pending tokens a sequence may run.
+    fn n_rows(&self, sequence: &Sequence, budget: &Budget) -> usize {
+        let Budget { all, prompts, .. } = budget;
+        let n = match sequence.pending() {
+            1 => {
+                let seconds = self.pace.more_seconds(Load::of_next(sequence.tokens.len()));
+                usize::from(seconds <= all.seconds)
+            }
+            pending => {
+                let seconds = prompts.seconds.min(all.seconds);
+                let n = self.pace.rows_in(seconds, sequence.computed);
+                n.min(pending).min(prompts.rows).min(all.rows)
+            }
+        };
+        if sequence.rank == 0 { n.max(1) } else { n }
+    }
+
+    /// Takes rows of a sequence out of the budget.
+    fn spend(&self, budget: &mut Budget, sequence: &Sequence, n_tokens: usize) {
+        let is_prompt = sequence.pending() > 1;
+        let mut load = Load { outputs: f64::from(!is_prompt), ..Load::default() };
+        load.add_rows(sequence.computed, n_tokens);
+        let seconds = self.pace.more_seconds(load);
+        budget.sequences -= 1;
+        budget.all.rows -= n_tokens;
+        budget.all.seconds -= seconds;
+        if is_prompt {
+            budget.prompts.rows = budget.prompts.rows.saturating_sub(n_tokens);
+            budget.prompts.seconds -= seconds;
         }
     }
 
-    /// Frees blocks until `n` are free, taking them from sequences that arrived after `key`, the
-    /// last one first. Returns whether it could.
-    fn make_room(&mut self, n: usize, key: (RequestId, usize), step: &mut Step) -> bool {
+    /// Admits a sequence if there is room for it.
+    fn admit(&mut self, i: usize, step: &mut Step) -> bool {
+        let sequence = &self.queue[i];
+        let table = &sequence.block_table;
+        let mut found = Vec::new();
+        if sequence.n_published == table.len() {
+            let readable = &sequence.tokens[..sequence.readable_len()];
+            found = self.pool.longest_prefix(sequence.request.salt(), table, readable);
+        }
+        let growth = 1_usize << sequence.n_preempted.min(30);
+        let claim = |s: &Sequence| {
+            let (now, full) = (self.n_blocks(s.tokens.len()), self.n_blocks(s.request.max_len()));
+            (now + growth).min(full).saturating_sub(s.block_table.len())
+        };
+        let before = self.queue[..i].iter().filter(|s| s.admitted);
+        let claims = before.map(claim).sum::<usize>() + claim(sequence);
+        let claims = claims - found.len() + self.pool.count_free(&found);
+        if claims > self.pool.n_free() {
+            let after = self.queue[i + 1..].iter().map(|s| s.block_table.as_slice());
+            if claims > self.pool.n_free() + self.pool.count_freed(after, &found) {
+                return false;
+            }
+        }
+        let n_cached = found.len() * self.pool.block_len();
+        let sequence = &mut self.queue[i];
+        self.pool.share(&found, &mut sequence.block_table);
+        sequence.computed += n_cached;
+        sequence.n_published += found.len();
+        if sequence.cached.is_none() {
+            sequence.cached = Some(n_cached);
+            step.started.push((sequence.id, sequence.choice, n_cached));
+        }
+        sequence.admitted = true;
+        step.n_cached += n_cached;
+        true
+    }
+
+    /// Frees blocks until `n` are free, taking them from the sequences after the one at `i`, the last
+    /// one first. Returns whether it could.
+    fn make_room(&mut self, n: usize, i: usize, step: &mut Step) -> bool {
+        let mut v = self.queue.len();
         while self.pool.n_free() < n {
-            let holder = self.waiting.iter().rposition(|s| !s.block_table.is_empty());
-            let w = match holder {
-                Some(w) if self.waiting[w].key() > key => w,
-                _ if self.running.last().is_some_and(|s| s.key() > key) => {
-                    self.preempt_last(Cause::Yielded, step);
-                    0
-                }
-                _ => return false,
-            };
-            let victim = &mut self.waiting[w];
+            v -= 1;
+            if v == i {
+                return false;
+            }
+            let victim = &mut self.queue[v];
+            if victim.block_table.is_empty() {
+                continue;
+            }
             // One by one: a block that others share does not get free.
             while self.pool.n_free() < n && !victim.block_table.is_empty() {
                 let len = victim.block_table.len() - 1;
@@ -115,69 +294,28 @@ impl Scheduler {
             let kept = victim.block_table.len();
             victim.computed = victim.computed.min(kept * self.pool.block_len());
             victim.n_published = victim.n_published.min(kept);
+            if victim.admitted {
+                self.preempt(v, Cause::Yielded, step);
+            }
         }
         true
     }
 
-    /// Moves the last running sequence to the front of the waiting ones.
-    fn preempt_last(&mut self, cause: Cause, step: &mut Step) {
-        let Some(sequence) = self.running.pop() else { return };
+    /// Lets a sequence wait for room.
+    fn preempt(&mut self, i: usize, cause: Cause, step: &mut Step) {
+        let sequence = &mut self.queue[i];
+        sequence.admitted = false;
+        sequence.n_preempted += 1;
         step.preempted.push((sequence.id, sequence.choice, cause));
-        self.waiting.push_front(sequence);
     }
 
-    /// Lets the first waiting sequence run if there is room for it, with at most `budget` tokens;
-    /// returns with how many.
-    fn admit(&mut self, budget: usize, step: &mut Step) -> Option<usize> {
-        let sequence = self.waiting.front().filter(|s| s.ready)?;
-        let (key, n_held) = (sequence.key(), sequence.block_table.len());
-        let mut found = Vec::new();
-        if sequence.n_published == n_held {
-            let readable = &sequence.tokens[..sequence.readable_len()];
-            let salt = sequence.request.salt();
-            found = self.pool.longest_prefix(salt, &sequence.block_table, readable);
-        }
-        let need = self.n_blocks(sequence.tokens.len()).saturating_sub(n_held + found.len());
-        if !self.running.is_empty() {
-            // Each running sequence may soon want a block beyond those that its tokens need.
-            let owed = |s: &Sequence| {
-                self.n_blocks(s.tokens.len()).saturating_sub(s.block_table.len()) + 1
-            };
-            let owed = self.running.iter().map(owed).sum::<usize>();
-            if self.pool.n_free() < need + self.pool.count_free(&found) + owed {
-                return None;
-            }
-        }
-        let sequence = self.waiting.front_mut()?;
-        self.pool.share(&found, &mut sequence.block_table);
-        let n_cached = found.len() * self.pool.block_len();
-        sequence.computed += n_cached;
-        sequence.n_published += found.len();
-        if sequence.cached.is_none() {
-            sequence.cached = Some(n_cached);
-            step.started.push((sequence.id, sequence.choice, n_cached));
-        }
-        step.n_cached += n_cached;
-        if self.running.is_empty() {
-            // Only waiting sequences hold blocks now, and they all came later.
-            self.make_room(need, key, step);
-        }
-        let mut sequence = self.waiting.pop_front()?;
-        let n = sequence.pending().min(budget);
-        let need = self.n_blocks(sequence.computed + n).saturating_sub(sequence.block_table.len());
-        let found = self.pool.alloc(need, &mut sequence.block_table);
-        assert!(found, "there was room for the sequence");
-        self.running.push(sequence);
-        step.n_tokens.push(n);
-        Some(n)
-    }
-
-    /// Adds drafts within the budget and the blocks that are free.
-    fn add_drafts(&mut self, step: &mut Step, mut budget: usize) {
-        for (sequence, n_tokens) in self.running.iter_mut().zip(&mut step.n_tokens) {
+    /// Adds drafts within the rows that are left and the blocks that are free.
+    fn add_drafts(&mut self, step: &mut Step, mut n_rows: usize) {
+        for span in &mut step.spans {
+            let sequence = &mut self.queue[span.sequence];
             let mut n = 0;
-            if *n_tokens == sequence.pending() {
-                n = sequence.drafts.len().min(budget);
+            if span.n_tokens == sequence.pending() {
+                n = sequence.drafts.len().min(n_rows);
                 let table = &mut sequence.block_table;
                 let len = (sequence.tokens.len() + n).div_ceil(self.pool.block_len());
                 if !self.pool.alloc(len.saturating_sub(table.len()), table) {
@@ -185,17 +323,21 @@ impl Scheduler {
                 }
             }
             sequence.drafts.truncate(n);
-            *n_tokens += n;
-            budget -= n;
+            span.n_tokens += n;
+            n_rows -= n;
         }
     }
 
-    /// Frees the blocks of a sequence that has ended.
-    pub fn finish(&mut self, mut sequence: Sequence) -> Event {
-        self.pool.truncate(&mut sequence.block_table, 0);
-        let ((id, choice), usage) = (sequence.key(), sequence.usage());
-        let (reason, stop) = sequence.finished.unwrap_or((FinishReason::Abort, None));
-        Event::Finished { id, choice, reason, stop, usage }
+    /// Takes out the sequences that have ended and frees their blocks; what they have to say is
+    /// appended to `events`.
+    pub fn remove_finished(&mut self, events: &mut Vec<Event>) {
+        for mut sequence in self.queue.extract_if(.., |s| s.finished.is_some()) {
+            self.pool.truncate(&mut sequence.block_table, 0);
+            let ((id, choice), usage) = (sequence.key(), sequence.usage());
+            let (reason, stop) = sequence.finished.unwrap_or((FinishReason::Abort, None));
+            events.push(Event::Finished { id, choice, reason, stop, usage });
+            self.unordered = true;
+        }
     }
 
     /// Blocks that hold `len` tokens.
@@ -205,9 +347,8 @@ impl Scheduler {
 
     /// Verifies the pool against all sequences.
     pub fn check(&self) {
-        let all = || self.running.iter().chain(&self.waiting);
-        self.pool.check(all().map(|s| s.block_table.as_slice()));
-        for s in all() {
+        self.pool.check(self.queue.iter().map(|s| s.block_table.as_slice()));
+        for s in &self.queue {
             let n_blocks = s.block_table.len();
             assert!(s.computed <= n_blocks * self.pool.block_len(), "computed without a slot");
             assert!(n_blocks <= self.n_blocks(s.tokens.len()), "blocks without tokens");
@@ -215,6 +356,6 @@ impl Scheduler {
             assert_eq!(s.n_published, n_published, "a block is published out of turn");
             assert!(s.n_published * self.pool.block_len() <= s.computed, "published too early");
         }
-        assert!(all().is_sorted_by_key(|s| s.key()), "out of the order of arrival");
+        assert!(self.unordered || self.queue.is_sorted_by_key(Sequence::place), "out of order");
     }
 }

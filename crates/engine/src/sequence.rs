@@ -8,6 +8,7 @@ use crate::sample::processors::History;
 use crate::text::{TextStream, Vocab};
 use paceline_model::TokenId;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// ```text
 /// | prompt . . . . . . . . . . | output . . . |  drafts  |
@@ -18,6 +19,17 @@ pub(crate) struct Sequence {
     pub id: RequestId,
     pub choice: usize,
     pub request: Arc<Request>,
+    /// Among its tenant's sequences, the lowest turn goes first.
+    pub turn: i64,
+    /// When it ends in any case.
+    pub deadline: Option<Duration>,
+    /// How many of its tenant's sequences go before it.
+    pub rank: usize,
+    /// When it became its tenant's first, among all that did; 0 if it is not.
+    pub first_since: u64,
+    /// Whether there was room for all of its tokens and no block was taken from it since.
+    pub admitted: bool,
+    pub n_preempted: u32,
     /// Prompt and output.
     pub tokens: Vec<TokenId>,
     /// Guesses of the tokens to come.
@@ -50,6 +62,12 @@ impl Sequence {
         Sequence {
             id,
             choice,
+            turn: 0,
+            deadline: None,
+            rank: usize::MAX,
+            first_since: 0,
+            admitted: false,
+            n_preempted: 0,
             tokens: request.prompt().to_vec(),
             drafts: Vec::new(),
             computed: 0,
@@ -72,6 +90,11 @@ impl Sequence {
     /// The order of arrival.
     pub fn key(&self) -> (RequestId, usize) {
         (self.id, self.choice)
+    }
+
+    /// The order in which sequences are served.
+    pub fn place(&self) -> (usize, u64, RequestId, usize) {
+        (self.rank, self.first_since, self.id, self.choice)
     }
 
     /// Tokens still to compute, drafts aside.

@@ -15,15 +15,17 @@ pub struct Stats {
     pub tokens_cached: u64,
     /// Steps with rows of a prompt and with sampled rows of another sequence.
     pub steps_mixed: u64,
-    /// Sequences that gave blocks to an older one.
+    /// Sequences that gave blocks to one before them.
     pub preemptions_yielded: u64,
-    /// Sequences that found no block for themselves, with older ones holding the rest.
+    /// Sequences that found no block for themselves, with those before them holding the rest.
     pub preemptions_stalled: u64,
+    /// The most preemptions of one sequence.
+    pub preemptions_most: u32,
     /// Drafts verified.
     pub drafts_proposed: u64,
     /// Drafts that equalled the sample.
     pub drafts_accepted: u64,
-    /// Sequences that are running.
+    /// Sequences that have room for all of their tokens, those that wait for their turn included.
     pub n_running: usize,
     /// Sequences that wait for room.
     pub n_waiting: usize,

@@ -12,6 +12,7 @@ use paceline_engine::{
 use paceline_model::TokenId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 const V: usize = 300;
 const B: usize = 4;
@@ -49,12 +50,14 @@ struct Case {
     period: Option<usize>,
     /// Steps between the arrivals of two requests.
     gap: usize,
+    /// Requests of three tenants, of several priorities, on a machine whose speed is told.
+    crowd: bool,
 }
 
 impl Case {
     fn new(n_blocks: usize) -> Case {
         let config = EngineConfig { n_blocks, ..EngineConfig::default() };
-        Case { config, period: None, gap: 0 }
+        Case { config, period: None, gap: 0, crowd: false }
     }
 
     fn run(&self, requests: &[(Vec<TokenId>, SamplingParams)]) -> Run {
@@ -79,15 +82,30 @@ impl Case {
             if n_steps % (self.gap + 1) == 0 || self.gap == 0 {
                 let n = if self.gap == 0 { requests.len() } else { 1 };
                 for (prompt, params) in left.by_ref().take(n) {
-                    let request =
+                    let mut request =
                         Request::new(prompt.clone(), params.clone(), 7, engine.limits()).unwrap();
+                    if self.crowd {
+                        let i = ids.len();
+                        request = request
+                            .with_tenant(["a", "a", "b", "c"][i % 4].into())
+                            .with_priority(i as i32 % 3);
+                    }
                     ids.push(engine.add(request));
                 }
             }
             if !engine.has_work() && left.len() == 0 {
                 break;
             }
-            for event in engine.step() {
+            let events = engine.step();
+            if self.crowd {
+                let n_rows = log
+                    .lock()
+                    .unwrap()
+                    .last()
+                    .map_or(0, |spans| spans.iter().map(|span: &(usize, usize)| span.1).sum());
+                engine.took(Duration::from_micros(1000 + 300 * n_rows as u64));
+            }
+            for event in events {
                 let index = |id| ids.iter().position(|&i| i == id).unwrap();
                 match event {
                     Event::Started { id, choice, cached_tokens } => {
@@ -268,12 +286,25 @@ fn without_kv_cache_is_the_same() {
     assert_same(&a.answers, &b.answers);
 }
 
+#[test]
+fn paced_equals_at_once() {
+    let requests = workload(40, 13);
+    let mut at_once = Case { gap: 2, ..Case::new(1000) };
+    at_once.config.prefix_cache = false;
+    let mut paced = Case { gap: 2, crowd: true, ..Case::new(1000) };
+    paced.config.prefix_cache = false;
+    let (a, b) = (paced.run(&requests), at_once.run(&requests));
+    // Prompts come in chunks though the step has room for them.
+    assert!(a.n_later_chunks() > 5 && b.n_later_chunks() == 0);
+    assert_same(&a.answers, &b.answers);
+}
+
 /// Everything at once, in little room.
 #[test]
 fn all_together_equals_alone() {
     for seed in 7..13 {
         let requests = workload(30, seed);
-        let mut crowded = Case { period: Some(6), gap: 1, ..Case::new(52) };
+        let mut crowded = Case { period: Some(6), gap: 1, crowd: true, ..Case::new(52) };
         crowded.config.speculate = Speculate::Lookup { max_drafts: 5 };
         (crowded.config.max_num_batched_tokens, crowded.config.max_num_seqs) = (24, 12);
         let mut plain = Case { period: Some(6), ..Case::new(1000) };

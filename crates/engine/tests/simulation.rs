@@ -7,6 +7,7 @@ use paceline_engine::{
 use paceline_model::TokenId;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const V: usize = 300;
 
@@ -150,6 +151,137 @@ fn random_workloads_end_and_leave_nothing() {
     assert!(preemptions > 50 && cached > 100, "{preemptions} {cached}");
     assert!(accepted > 100 && rejected > 100, "{accepted} {rejected}");
     assert!(mixed > 50, "{mixed}");
+}
+
+/// Who is under way in the great simulation.
+struct Guest {
+    kind: usize,
+    arrival: usize,
+    deadline: Option<Duration>,
+    /// Of each choice, the tokens; none if it has ended.
+    choices: Vec<Option<Vec<TokenId>>>,
+}
+
+/// Ten thousand requests of every sort in a pool that holds two or three of the longest: all end,
+/// with the text that they have alone, and none has to begin anew too often.
+#[test]
+fn ten_thousand_requests_in_a_pool_far_too_small() {
+    let mut random = Lcg(2026);
+    let config = EngineConfig {
+        n_blocks: 40,
+        max_num_seqs: 12,
+        max_num_batched_tokens: 64,
+        speculate: Speculate::Lookup { max_drafts: 4 },
+        ..EngineConfig::default()
+    };
+    let roomy = EngineConfig { n_blocks: 1000, ..config.clone() };
+    let (mut engine, log) = engine(8, config);
+    let kinds: Vec<Request> = (0..80)
+        .map(|i| {
+            let prompt_len = 1 + random.below([10, 40, 120][i % 3]);
+            let prompt = (0..prompt_len).map(|p| (p * (i % 5 + 1) % 256) as TokenId).collect();
+            let params = SamplingParams {
+                temperature: (i % 2) as f32,
+                max_tokens: Some(1 + random.below([8, 60][i % 2])),
+                n: if i % 7 == 6 { 3 } else { 1 },
+                ..SamplingParams::default()
+            };
+            Request::new(prompt, params, i as u64, engine.limits()).unwrap()
+        })
+        .collect();
+    let alone: Vec<Vec<Vec<TokenId>>> = kinds
+        .iter()
+        .map(|request| {
+            let (mut engine, _) = self::engine(8, roomy.clone());
+            engine.add(request.clone());
+            let mut choices = vec![Vec::new(); request.params().n];
+            while engine.has_work() {
+                for event in engine.step() {
+                    if let Event::Token { choice, token, .. } = event {
+                        choices[choice].push(token);
+                    }
+                }
+            }
+            choices
+        })
+        .collect();
+
+    let (mut guests, mut now) = (BTreeMap::<RequestId, Guest>::new(), Duration::ZERO);
+    let (mut n_added, mut n_whole, mut n_cut, mut n_steps, mut longest) = (0, 0, 0, 0, 0);
+    while n_added < 10_000 || engine.has_work() {
+        while n_added < 10_000 && guests.len() < 40 && random.below(4) > 0 {
+            let kind = random.below(kinds.len());
+            let mut request = kinds[kind]
+                .clone()
+                .with_tenant(["a", "a", "a", "b", "c"][random.below(5)].into())
+                .with_priority(random.below(3) as i32 - 1);
+            let mut deadline = None;
+            if random.below(8) == 0 {
+                let timeout = Duration::from_millis(random.below(3000) as u64);
+                request = request.with_timeout(timeout);
+                deadline = Some(now + timeout);
+            }
+            let choices = vec![Some(Vec::new()); request.params().n];
+            engine.at(now);
+            guests.insert(engine.add(request), Guest { kind, arrival: n_steps, deadline, choices });
+            n_added += 1;
+        }
+        if !guests.is_empty() && random.below(30) == 0 {
+            let id = *guests.keys().nth(random.below(guests.len())).unwrap();
+            engine.abort(id);
+        }
+        log.lock().unwrap().clear();
+        engine.at(now);
+        let events = engine.step();
+        engine.check();
+        n_steps += 1;
+        let rows: usize = log.lock().unwrap().concat().iter().map(|&(_, rows)| rows).sum();
+        let time = Duration::from_micros(1500 + 400 * rows as u64);
+        engine.took(time);
+        now += time;
+        for event in events {
+            match event {
+                Event::Started { .. } | Event::PromptLogprobs { .. } => {}
+                Event::Token { id, choice, token, .. } => {
+                    let tokens = guests.get_mut(&id).unwrap().choices[choice].as_mut();
+                    tokens.expect("a token after the end").push(token);
+                }
+                Event::Finished { id, choice, reason, .. } => {
+                    let guest = guests.get_mut(&id).unwrap();
+                    let tokens = guest.choices[choice].take().expect("an end after the end");
+                    let whole = &alone[guest.kind][choice];
+                    if matches!(reason, FinishReason::Stop | FinishReason::Length) {
+                        assert_eq!(&tokens, whole);
+                        n_whole += 1;
+                    } else {
+                        assert_eq!(tokens, whole[..tokens.len()]);
+                        n_cut += 1;
+                    }
+                    longest = longest.max(n_steps - guest.arrival);
+                    let in_time =
+                        guest.deadline.is_none_or(|deadline| now - time <= deadline + time);
+                    assert!(in_time || reason == FinishReason::Timeout);
+                    if guest.choices.iter().all(Option::is_none) {
+                        guests.remove(&id);
+                    }
+                }
+            }
+        }
+    }
+    assert!(guests.is_empty());
+    let stats = engine.stats();
+    assert_eq!((stats.kv_blocks_used, stats.n_running, stats.n_waiting), (0, 0, 0));
+    eprintln!(
+        "{n_whole} whole, {n_cut} cut off, {n_steps} steps, the longest stay {longest}; {} + {} \
+         preemptions, at most {} of one",
+        stats.preemptions_yielded, stats.preemptions_stalled, stats.preemptions_most
+    );
+    assert!(n_whole > 9_000 && n_cut > 500);
+    assert!(stats.preemptions_yielded > 100);
+    // A sequence has at most 23 blocks: by itself it is preempted at most 1 + log2 times, and once
+    // for each that arrives later and goes before.
+    assert!(stats.preemptions_most <= 8, "{}", stats.preemptions_most);
+    assert!(longest < 3000, "{longest} steps");
 }
 
 /// The least room: everybody needs nearly the whole cache.

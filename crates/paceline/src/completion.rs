@@ -109,6 +109,7 @@ pub fn reason_name(reason: FinishReason) -> &'static str {
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
         FinishReason::Abort => "abort",
+        FinishReason::Timeout => "timeout",
     }
 }
 

@@ -102,11 +102,13 @@ struct Client {
 
 fn run(mut engine: Engine, commands: &Receiver<Command>, stats: &Mutex<Stats>) {
     let mut clients: HashMap<RequestId, Client> = HashMap::new();
+    let origin = Instant::now();
     loop {
         let next = match engine.has_work() {
             true => commands.try_recv(),
             false => commands.recv().map_err(|_| TryRecvError::Disconnected),
         };
+        engine.at(origin.elapsed());
         match next {
             Ok(Command::Add { ticket, request, sink }) => {
                 let n_open = request.params().n;
@@ -126,6 +128,7 @@ fn run(mut engine: Engine, commands: &Receiver<Command>, stats: &Mutex<Stats>) {
                 let begun = Instant::now();
                 let events = engine.step();
                 let ended = Instant::now();
+                engine.took(ended - begun);
                 // Before the events: who reads them may look at the counters next.
                 publish(&engine, stats);
                 for event in events {
