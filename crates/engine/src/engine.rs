@@ -11,6 +11,7 @@ use crate::sequence::Sequence;
 use crate::stats::Stats;
 use crate::text::Vocab;
 use paceline_model::{Batch, KvMemoryError, Mat, Model};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -279,6 +280,18 @@ impl Engine {
         std::mem::take(&mut self.events)
     }
 
+    /// Forgets all requests, without an event, and all that the KV cache holds: for use after a panic
+    /// in [`Engine::step`], which leaves both in doubt.
+    pub fn reset(&mut self) {
+        let pool = &mut self.scheduler.pool;
+        *pool = BlockPool::new(pool.n_blocks(), pool.block_len());
+        self.scheduler.queue.clear();
+        self.events.clear();
+        self.load = Load::default();
+        self.sampler = Sampler::default();
+        self.measure();
+    }
+
     /// Verifies every invariant of the block pool against the sequences.
     ///
     /// # Panics
@@ -332,11 +345,21 @@ impl Engine {
                 let sequence = &mut self.scheduler.queue[step.spans[output.span].sequence];
                 let verified = &mut verified[output.span];
                 let logits = self.logits.row(row);
-                if output.position + 1 < sequence.prompt_len() {
-                    report_prompt(sequence, &mut self.sampler, logits, &mut self.events);
-                } else if !verified.over {
-                    let vocab = self.vocab.as_ref();
-                    self.events.push(sample(sequence, &mut self.sampler, logits, vocab));
+                if sequence.finished.is_some() || verified.over {
+                    continue;
+                }
+                let is_prompt = output.position + 1 < sequence.prompt_len();
+                let (sampler, events) = (&mut self.sampler, &mut self.events);
+                // Whatever goes wrong here is this sequence's alone, which ends.
+                let work = AssertUnwindSafe(|| match is_prompt {
+                    true => report_prompt(sequence, sampler, logits, events),
+                    false => events.push(sample(sequence, sampler, logits, self.vocab.as_ref())),
+                });
+                if catch_unwind(work).is_err() {
+                    sequence.finished = Some((FinishReason::Error, None));
+                    *sampler = Sampler::default();
+                }
+                if !is_prompt {
                     self.stats.tokens_decoded += 1;
                     verified.sampled = true;
                     let draft = sequence.drafts.get(verified.accepted);

@@ -18,6 +18,8 @@ pub enum FinishReason {
     Abort,
     /// The request's timeout.
     Timeout,
+    /// A panic while its token was chosen: a bug, and nobody else's business.
+    Error,
 }
 
 /// What stopped a sequence.

@@ -406,6 +406,64 @@ fn an_abort_frees_everything_at_once() {
     }
 }
 
+/// A vocabulary that cannot say one of its tokens.
+struct Fragile(FakeVocab);
+
+impl Vocab for Fragile {
+    fn token_bytes(&self, id: TokenId) -> &[u8] {
+        assert!(id != 299, "a bomb");
+        self.0.token_bytes(id)
+    }
+
+    fn is_control(&self, id: TokenId) -> bool {
+        self.0.is_control(id)
+    }
+
+    fn eos_ids(&self) -> &[TokenId] {
+        self.0.eos_ids()
+    }
+}
+
+#[test]
+fn a_panic_in_one_sequence_ends_that_one() {
+    let calm = SamplingParams { seed: Some(4), ignore_eos: true, ..params(vec![(299, -100.0)]) };
+    let mut alone = engine(roomy());
+    let id = add(&mut alone, &[1, 2, 3], &calm);
+    let expected = run(&mut alone, id, 1);
+
+    let config = EngineConfig { speculate: Speculate::Lookup { max_drafts: 4 }, ..roomy() };
+    let vocab = Arc::new(Fragile(FakeVocab::new(V)));
+    let model = Box::new(FakeModel::new(V, B, 256));
+    let mut fragile = Engine::new(model, vocab, config).unwrap();
+    // The bomb may be the first token, or one that a draft has foreseen.
+    for prompt in [[1; 9], [299; 9], [7; 9]] {
+        let bomb = add(&mut fragile, &prompt, &params(only(299)));
+        let id = add(&mut fragile, &[1, 2, 3], &calm);
+        let mut failed = false;
+        let mut calm_tokens = Vec::new();
+        while fragile.has_work() {
+            for event in fragile.step() {
+                match event {
+                    Event::Finished { id: i, reason, .. } if i == bomb => {
+                        failed = reason == FinishReason::Error;
+                    }
+                    Event::Token { id: i, token, .. } if i == id => calm_tokens.push(token),
+                    _ => {}
+                }
+            }
+            fragile.check();
+        }
+        assert!(failed);
+        assert_eq!(calm_tokens, expected[0].tokens);
+        assert_eq!(fragile.stats().kv_blocks_used, 0);
+    }
+    add(&mut fragile, &[5; 50], &calm);
+    fragile.step();
+    fragile.reset();
+    fragile.check();
+    assert!(!fragile.has_work() && fragile.stats().kv_blocks_used == 0);
+}
+
 #[test]
 fn an_engine_can_move_to_a_thread_of_its_own() {
     fn is_send<T: Send>() {}

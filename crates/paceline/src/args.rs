@@ -187,6 +187,9 @@ pub struct Bounds {
     /// The largest request, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = positive::<u32>, env = "PACELINE_MAX_BODY", hide_env = true)]
     pub max_body: u32,
+    /// The most requests that wait; more are refused
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = positive::<u32>, env = "PACELINE_MAX_QUEUE", hide_env = true)]
+    pub max_queue: u32,
     /// The most connections at once; more wait
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = positive::<u32>, env = "PACELINE_MAX_CONNECTIONS", hide_env = true)]
     pub max_connections: u32,

@@ -110,6 +110,7 @@ pub fn reason_name(reason: FinishReason) -> &'static str {
         FinishReason::Length => "length",
         FinishReason::Abort => "abort",
         FinishReason::Timeout => "timeout",
+        FinishReason::Error => "error",
     }
 }
 

@@ -7,7 +7,7 @@ use crate::completion::Completion;
 use crate::fetch::FetchError;
 use crate::memory::{self, KvMemory};
 use crate::text::{ChatError, Message, Text};
-use crate::worker::{Ticket, Worker};
+use crate::worker::{Full, Sink, Ticket, Worker};
 use paceline_engine::{
     Engine, EngineConfig, EngineError, Event, FinishReason, InvalidRequest, Limits, Logprobs,
     Request, SamplingParams, Stats,
@@ -85,7 +85,18 @@ pub enum Error {
     /// The system refuses a thread.
     #[error("cannot start the engine's thread: {0}")]
     Thread(std::io::Error),
-    /// The engine's thread has ended before its time.
+    /// Too many requests wait.
+    #[error(
+        "{max_queue} requests wait already, as many as may (--max-queue): try again in \
+         {retry_after} s"
+    )]
+    Busy {
+        /// How many may wait.
+        max_queue: usize,
+        /// When to try again, in seconds.
+        retry_after: u64,
+    },
+    /// The request has ended before its time.
     #[error("the engine has failed: its message is above; this is a bug of paceline")]
     Stopped,
 }
@@ -340,14 +351,22 @@ impl Llm {
         let completion =
             Completion::new(request.prompt().to_vec(), request.params().n, request.seed());
         let send = move |at, event| sender.send((at, event)).is_ok();
-        let ticket = self.worker.submit(request, Box::new(send));
+        let asked: Vec<(Request, Sink)> = vec![(request, Box::new(send))];
+        // No queue is that long. Without a ticket, the stream would end at once.
+        let ticket = self.worker.submit(asked, usize::MAX).ok();
         Stream { events, _ticket: ticket, completion, start }
     }
 
-    /// Hands a checked request to the engine; `sink` gets its events and returns false to abort.
+    /// Hands checked requests to the engine, unless more than `max_queue` would wait then; the sinks
+    /// get their events and return false to abort.
     #[cfg(feature = "server")]
-    pub(crate) fn submit(&self, request: Request, sink: crate::worker::Sink) -> Ticket {
-        self.worker.submit(request, sink)
+    pub(crate) fn submit(
+        &self,
+        requests: Vec<(Request, Sink)>,
+        max_queue: usize,
+    ) -> Result<Ticket, Error> {
+        let busy = |full: Full| Error::Busy { max_queue, retry_after: full.retry_after };
+        self.worker.submit(requests, max_queue).map_err(busy)
     }
 }
 
@@ -375,7 +394,7 @@ pub struct Chunk {
 /// A completion that is being generated. Dropping it aborts the request.
 pub struct Stream {
     events: Receiver<(Instant, Event)>,
-    _ticket: Ticket,
+    _ticket: Option<Ticket>,
     completion: Completion,
     start: Instant,
 }

@@ -3,10 +3,15 @@
 //! ```text
 //! callers -> Command -> [ take commands, step while there is work, else wait ] -> Event -> sinks
 //! ```
+//!
+//! A panic in what is done for one request ends that request, one in what is done for all of a step
+//! ends those under way; the thread goes on. A request that ends so has no last event: its sink is
+//! dropped.
 
-use paceline_engine::{Engine, Event, Request, RequestId, Stats};
+use paceline_engine::{Engine, Event, FinishReason, Request, RequestId, Stats};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -18,21 +23,58 @@ pub(crate) type Sink = Box<dyn FnMut(Instant, Event) -> bool + Send>;
 
 /// All that one can ask of the engine's thread.
 enum Command {
-    Add { ticket: u64, request: Box<Request>, sink: Sink },
+    Add { ticket: u64, asked: Vec<Asked> },
     Abort { ticket: u64 },
     AbortAll,
     Stop,
 }
 
+/// A request on its way to the engine.
+struct Asked {
+    request: Request,
+    sink: Sink,
+    place: Place,
+}
+
+/// The requests that nothing has been computed for yet.
+#[derive(Default)]
+struct Queue {
+    len: AtomicUsize,
+    /// How long the last one that left had been there, in milliseconds.
+    wait: AtomicU64,
+}
+
+/// A place in the queue; dropping it gives it up.
+struct Place {
+    queue: Arc<Queue>,
+    since: Instant,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let wait = self.since.elapsed().as_millis();
+        self.queue.wait.store(u64::try_from(wait).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.queue.len.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The queue is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Full {
+    /// When to try again, in seconds.
+    pub retry_after: u64,
+}
+
 /// The engine's thread, from outside.
 pub(crate) struct Worker {
     commands: Sender<Command>,
+    queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
     next_ticket: AtomicU64,
     stats: Arc<Mutex<Stats>>,
 }
 
-/// A request that is under way: dropping it aborts the request, if that has not ended.
+/// Requests that are under way: dropping it aborts those that have not ended.
 pub(crate) struct Ticket {
     number: u64,
     commands: Sender<Command>,
@@ -55,15 +97,28 @@ impl Worker {
             .name("engine".to_owned())
             .spawn(move || run(engine, &receiver, &shared))?;
         let next_ticket = AtomicU64::new(0);
-        Ok(Worker { commands, thread: Some(thread), next_ticket, stats })
+        let queue = Arc::default();
+        Ok(Worker { commands, queue, thread: Some(thread), next_ticket, stats })
     }
 
-    /// Hands a request to the engine. If its thread has failed, `sink` is dropped without an event.
-    pub fn submit(&self, request: Request, sink: Sink) -> Ticket {
+    /// Hands requests to the engine, all or, if more than `max_queue` would wait then, none. If its
+    /// thread has failed, the sinks are dropped without an event.
+    pub fn submit(&self, requests: Vec<(Request, Sink)>, max_queue: usize) -> Result<Ticket, Full> {
+        let longer = |len: usize| len.checked_add(requests.len()).filter(|&len| len <= max_queue);
+        let order = Ordering::Relaxed;
+        self.queue.len.fetch_update(order, order, longer).map_err(|_| {
+            // When half of the queue is gone: it does not run empty, and not all come too early.
+            let wait = self.queue.wait.load(order) / 2;
+            Full { retry_after: wait.div_ceil(1000).clamp(1, 60) }
+        })?;
+        let since = Instant::now();
+        let asked = requests.into_iter().map(|(request, sink)| {
+            let place = Place { queue: self.queue.clone(), since };
+            Asked { request, sink, place }
+        });
         let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
-        let request = Box::new(request);
-        let _ = self.commands.send(Command::Add { ticket, request, sink });
-        Ticket { number: ticket, commands: self.commands.clone() }
+        let _ = self.commands.send(Command::Add { ticket, asked: asked.collect() });
+        Ok(Ticket { number: ticket, commands: self.commands.clone() })
     }
 
     /// Ends all requests; each gets its last event.
@@ -98,6 +153,8 @@ struct Client {
     /// Choices that have not ended.
     n_open: usize,
     sink: Sink,
+    /// Until its first choice has started.
+    place: Option<Place>,
 }
 
 fn run(mut engine: Engine, commands: &Receiver<Command>, stats: &Mutex<Stats>) {
@@ -110,9 +167,11 @@ fn run(mut engine: Engine, commands: &Receiver<Command>, stats: &Mutex<Stats>) {
         };
         engine.at(origin.elapsed());
         match next {
-            Ok(Command::Add { ticket, request, sink }) => {
-                let n_open = request.params().n;
-                clients.insert(engine.add(*request), Client { ticket, n_open, sink });
+            Ok(Command::Add { ticket, asked }) => {
+                for Asked { request, sink, place } in asked {
+                    let (n_open, place) = (request.params().n, Some(place));
+                    clients.insert(engine.add(request), Client { ticket, n_open, sink, place });
+                }
             }
             Ok(Command::Abort { ticket }) => {
                 let ids = clients.iter().filter(|(_, client)| client.ticket == ticket);
@@ -126,7 +185,11 @@ fn run(mut engine: Engine, commands: &Receiver<Command>, stats: &Mutex<Stats>) {
             Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return,
             Err(TryRecvError::Empty) => {
                 let begun = Instant::now();
-                let events = engine.step();
+                let Ok(events) = catch_unwind(AssertUnwindSafe(|| engine.step())) else {
+                    engine.reset();
+                    clients.clear();
+                    continue;
+                };
                 let ended = Instant::now();
                 engine.took(ended - begun);
                 // Before the events: who reads them may look at the counters next.
@@ -151,20 +214,23 @@ fn deliver(
     clients: &mut HashMap<RequestId, Client>,
     engine: &mut Engine,
 ) {
-    let (id, ends) = match &event {
+    let (id, ends, fails) = match &event {
         Event::Started { id, .. } | Event::PromptLogprobs { id, .. } | Event::Token { id, .. } => {
-            (*id, false)
+            (*id, false, false)
         }
-        Event::Finished { id, .. } => (*id, true),
+        Event::Finished { id, reason, .. } => (*id, true, *reason == FinishReason::Error),
     };
     // Events of an aborted request find no client.
     let Some(client) = clients.get_mut(&id) else { return };
+    client.place = None;
     client.n_open -= usize::from(ends);
     let over = client.n_open == 0;
-    if !(client.sink)(at, event) {
+    let goes_on =
+        !fails && catch_unwind(AssertUnwindSafe(|| (client.sink)(at, event))).unwrap_or(false);
+    if !goes_on {
         engine.abort(id);
-        clients.remove(&id);
-    } else if over {
+    }
+    if !goes_on || over {
         clients.remove(&id);
     }
 }

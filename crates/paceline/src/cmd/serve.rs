@@ -36,6 +36,7 @@ pub fn run(args: Serve) -> anyhow::Result<()> {
         keys,
         tls,
         body_limit: (args.bounds.max_body as usize) << 20,
+        max_queue: args.bounds.max_queue as usize,
         max_connections: args.bounds.max_connections as usize,
         grace: Duration::from_secs(args.bounds.grace),
         log_prompts: args.log.log_prompts,

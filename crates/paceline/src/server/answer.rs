@@ -33,7 +33,7 @@ pub(super) async fn answer<F: Format>(
     let shared = state.clone();
     let asked = aside(move || read(&shared, &body)).await?;
     let id = format!("{}-{}", F::ID, context.id);
-    let job = Job::start(&state, context, asked.requests);
+    let job = Job::start(&state, context, asked.requests)?;
     Answer::new(state, id, job, asked.format, asked.delivery).respond().await
 }
 

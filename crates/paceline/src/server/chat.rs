@@ -40,11 +40,11 @@ pub(super) fn read(state: &State, body: &[u8]) -> Result<Asked<Chat>, ApiError> 
     if delivery.stream && params.prompt_logprobs.is_some() {
         return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs cannot be streamed"));
     }
-    let salt: Option<String> = fields.take("cache_salt")?;
+    let terms = sampling::take_terms(&mut fields)?;
     let (messages, options) = take_conversation(&mut fields)?;
     fields.finish()?;
     let prompt = state.llm.text().encode_chat(&messages, &options).map_err(Error::from)?;
-    let requests = job::requests(state, params, salt.as_deref(), vec![prompt.into()])?;
+    let requests = job::requests(state, params, &terms, vec![prompt.into()])?;
     Ok(Asked { requests, delivery, format: Chat })
 }
 

@@ -42,7 +42,7 @@ pub(super) fn read(state: &State, body: &[u8]) -> Result<Asked<Completions>, Api
     if delivery.stream && prompt_logprobs.is_some() {
         return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs cannot be streamed"));
     }
-    let salt: Option<String> = fields.take("cache_salt")?;
+    let terms = sampling::take_terms(&mut fields)?;
     let add_bos = fields.take("add_special_tokens")?.unwrap_or(true);
     let echo = fields.take("echo")?.unwrap_or(false);
     let prompts = take_prompts(&mut fields)?;
@@ -67,7 +67,7 @@ pub(super) fn read(state: &State, body: &[u8]) -> Result<Asked<Completions>, Api
     };
     let n_logprobs = params.logprobs.unwrap_or(0);
     let prompts = prompts.into_iter().map(encoded).collect();
-    let requests = job::requests(state, params, salt.as_deref(), prompts)?;
+    let requests = job::requests(state, params, &terms, prompts)?;
     let n_choices = requests.iter().map(|request| request.params().n).sum();
     let offsets = vec![0; n_choices];
     let format = Completions { echoes, only_echo, n_logprobs, prompt_logprobs, offsets };

@@ -17,6 +17,8 @@ pub(super) struct ApiError {
     /// The field of the request.
     param: Option<String>,
     message: String,
+    /// When to try again, in seconds.
+    retry_after: Option<u64>,
 }
 
 impl ApiError {
@@ -27,6 +29,7 @@ impl ApiError {
             code: None,
             param: Some(param.into()),
             message: message.into(),
+            retry_after: None,
         }
     }
 
@@ -38,7 +41,13 @@ impl ApiError {
     }
 
     pub fn not_found(message: String) -> ApiError {
-        ApiError { status: StatusCode::NOT_FOUND, code: None, param: None, message }
+        ApiError {
+            status: StatusCode::NOT_FOUND,
+            code: None,
+            param: None,
+            message,
+            retry_after: None,
+        }
     }
 
     pub fn no_model(asked: &str, name: &str) -> ApiError {
@@ -107,6 +116,7 @@ impl ApiError {
     pub fn to_json(&self) -> Value {
         let kind = match self.status {
             StatusCode::INTERNAL_SERVER_ERROR => "server_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             _ => "invalid_request_error",
         };
         json!({"error": {
@@ -144,6 +154,9 @@ impl IntoResponse for ApiError {
             }
             _ => {}
         }
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
         response.extensions_mut().insert(Problem(self.message()));
         response
     }
@@ -165,11 +178,15 @@ impl From<Error> for ApiError {
                 ApiError::invalid(format!("messages[{i}].content"), message)
             }
             Error::Chat(_) => ApiError::invalid("messages", message),
+            Error::Busy { retry_after, .. } => ApiError {
+                status: StatusCode::TOO_MANY_REQUESTS,
+                code: Some("queue_full"),
+                retry_after: Some(retry_after),
+                ..ApiError::not_found(message)
+            },
             _ => ApiError {
                 status: StatusCode::INTERNAL_SERVER_ERROR,
-                code: None,
-                param: None,
-                message,
+                ..ApiError::not_found(message)
             },
         }
     }

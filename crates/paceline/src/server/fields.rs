@@ -34,6 +34,7 @@ kinds! {
     String: "a string";
     f32: "a number";
     usize: "a whole number of at least 0";
+    i32: "a whole number of 32 bits";
     i64: "a whole number";
     OneOrMany<String>: "a string or a list of strings";
     Vec<TokenId>: "a list of token ids, which are whole numbers of at least 0";
@@ -47,11 +48,10 @@ kinds! {
 const MAX_WHOLE: f64 = 9_007_199_254_740_992.0;
 
 /// Fields that do not change the answer: accepted, whatever they say.
-const HARMLESS: [&str; 11] = [
+const HARMLESS: [&str; 10] = [
     "metadata",
     "parallel_tool_calls",
     "prediction",
-    "priority",
     "prompt_cache_key",
     "prompt_cache_retention",
     "request_id",

@@ -4,9 +4,10 @@ use super::State;
 use super::error::ApiError;
 use super::metrics::Clock;
 use super::record::{Context, Figures};
+use super::sampling::Terms;
 use crate::completion::{Completion, reason_name};
 use crate::llm::{Error, Prompt, draw_seed};
-use crate::worker::Ticket;
+use crate::worker::{Sink, Ticket};
 use paceline_engine::{Event, FinishReason, Request, SamplingParams, Usage};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ pub(super) struct Job {
     state: Arc<State>,
     context: Context,
     events: UnboundedReceiver<(usize, Instant, Event)>,
-    _tickets: Vec<Ticket>,
+    _ticket: Ticket,
     /// Choices of each prompt.
     pub n: usize,
     /// What has come so far, a completion for each prompt.
@@ -29,8 +30,17 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Gives valid requests, all with the same parameters, to the engine.
-    pub fn start(state: &Arc<State>, context: Context, requests: Vec<Request>) -> Job {
+    /// Gives valid requests, all with the same parameters, to the engine: all or none.
+    pub fn start(
+        state: &Arc<State>,
+        context: Context,
+        requests: Vec<Request>,
+    ) -> Result<Job, ApiError> {
+        let (n_prompts, max_queue) = (requests.len(), state.config.max_queue);
+        if n_prompts > max_queue {
+            let message = format!("prompt has {n_prompts} prompts: at most {max_queue} may wait");
+            return Err(ApiError::invalid("prompt", message));
+        }
         let (sender, events) = unbounded_channel();
         let n = requests.first().map_or(1, |request| request.params().n);
         let completions: Vec<Completion> = requests
@@ -39,23 +49,30 @@ impl Job {
             .collect();
         let reads_cache =
             requests.iter().map(|request| request.params().prompt_logprobs.is_none()).collect();
-        let submit = |(i, request): (usize, Request)| {
-            state.metrics.asked(n, request.params().max_tokens);
+        let max_tokens: Vec<Option<usize>> =
+            requests.iter().map(|request| request.params().max_tokens).collect();
+        let asked = |(i, request): (usize, Request)| {
+            let request = match &context.tenant {
+                Some(tenant) => request.with_tenant(tenant.clone()),
+                None => request,
+            };
             let sender = sender.clone();
-            let sink = move |at, event| sender.send((i, at, event)).is_ok();
-            state.llm.submit(request, Box::new(sink))
+            let sink: Sink = Box::new(move |at, event| sender.send((i, at, event)).is_ok());
+            (request, sink)
         };
-        let tickets = requests.into_iter().enumerate().map(submit).collect();
-        Job {
+        let asked = requests.into_iter().enumerate().map(asked).collect();
+        let ticket = state.llm.submit(asked, max_queue)?;
+        max_tokens.into_iter().for_each(|max_tokens| state.metrics.asked(n, max_tokens));
+        Ok(Job {
             state: state.clone(),
             events,
-            _tickets: tickets,
+            _ticket: ticket,
             n,
             clocks: vec![Clock::new(&context); n * completions.len()],
             reads_cache,
             completions,
             context,
-        }
+        })
     }
 
     /// The next event with the number of its prompt; `None` when all have ended.
@@ -148,17 +165,14 @@ impl Drop for Job {
 pub(super) fn requests(
     state: &State,
     mut params: SamplingParams,
-    salt: Option<&str>,
+    terms: &Terms,
     prompts: Vec<Prompt>,
 ) -> Result<Vec<Request>, ApiError> {
     // One seed for all prompts, so that the answer can name it.
     params.seed.get_or_insert_with(draw_seed);
     let n = prompts.len();
     let request = |(i, prompt)| match state.llm.request(prompt, &params) {
-        Ok(request) => Ok(match salt {
-            Some(salt) => request.with_salt(salt),
-            None => request,
-        }),
+        Ok(request) => Ok(terms.of(request)),
         Err(error) if n > 1 => Err(ApiError::from(error).of_prompt(i)),
         Err(error) => Err(error.into()),
     };

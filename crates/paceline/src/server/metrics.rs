@@ -167,7 +167,8 @@ impl Metrics {
         };
         metrics.register();
         // A reason that has not come yet is 0, not absent.
-        for reason in [FinishReason::Stop, FinishReason::Length, FinishReason::Abort] {
+        use FinishReason::{Abort, Length, Stop, Timeout};
+        for reason in [Stop, Length, Abort, Timeout] {
             metrics.of_reason(reason_name(reason)).inc_by(0);
         }
         let config: Family<CacheConfig, Gauge> = Family::default();

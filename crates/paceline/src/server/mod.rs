@@ -57,6 +57,8 @@ pub struct ServerConfig {
     pub head_timeout: Duration,
     /// How long the body of a request may take to come.
     pub body_timeout: Duration,
+    /// The most requests that wait for their first step; more are refused.
+    pub max_queue: usize,
     /// The most connections at once; more wait to be accepted.
     pub max_connections: usize,
     /// How long running requests may go on after the shutdown began.
@@ -69,7 +71,7 @@ pub struct ServerConfig {
 
 impl ServerConfig {
     /// The usual settings: temperature 1, no keys, bodies of 16 MiB that come within 60 s, heads
-    /// within 30 s, 4096 connections, 30 s of grace, a heartbeat after 10 s.
+    /// within 30 s, 512 requests that wait, 4096 connections, 30 s of grace, a heartbeat after 10 s.
     pub fn new(model_name: impl Into<String>) -> ServerConfig {
         ServerConfig {
             model_name: model_name.into(),
@@ -79,6 +81,7 @@ impl ServerConfig {
             body_limit: 16 << 20,
             head_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(60),
+            max_queue: 512,
             max_connections: 4096,
             grace: Duration::from_secs(30),
             heartbeat: Duration::from_secs(10),

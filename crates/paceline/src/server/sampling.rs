@@ -2,11 +2,12 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, Kind, OneOrMany};
-use paceline_engine::SamplingParams;
+use paceline_engine::{Request, SamplingParams};
 use paceline_model::TokenId;
 use serde::Deserialize;
 use serde_json::Number;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// How the answer comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,42 @@ pub(super) struct Delivery {
     pub stream: bool,
     /// A stream ends with the usage.
     pub include_usage: bool,
+}
+
+/// On which terms a request is served. Nothing here changes its text.
+pub(super) struct Terms {
+    salt: Option<String>,
+    priority: i32,
+    timeout: Option<Duration>,
+}
+
+impl Terms {
+    /// The request, on these terms.
+    pub fn of(&self, mut request: Request) -> Request {
+        if let Some(salt) = &self.salt {
+            request = request.with_salt(salt);
+        }
+        if let Some(timeout) = self.timeout {
+            request = request.with_timeout(timeout);
+        }
+        request.with_priority(self.priority)
+    }
+}
+
+/// Takes the terms.
+pub(super) fn take_terms(fields: &mut Fields) -> Result<Terms, ApiError> {
+    let timeout = match fields.take::<f32>("timeout")? {
+        None => None,
+        Some(seconds) => match Duration::try_from_secs_f32(seconds) {
+            Ok(timeout) if !timeout.is_zero() => Some(timeout),
+            _ => {
+                let message = format!("timeout is {seconds}: it must be seconds, above 0");
+                return Err(ApiError::invalid("timeout", message));
+            }
+        },
+    };
+    let priority = fields.take("priority")?.unwrap_or(0);
+    Ok(Terms { salt: fields.take("cache_salt")?, priority, timeout })
 }
 
 /// A seed: any whole number of 64 bits; those below 0 count from the end of the range.

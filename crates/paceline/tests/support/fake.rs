@@ -24,17 +24,29 @@ pub struct FakeText {
     pub bos: bool,
     /// The server, not the engine, finds a bug when it asks about this token.
     pub panics_on: Option<TokenId>,
+    /// The engine finds a bug at the text of [`BOMB`], the model one where it reads [`MINE`].
+    pub fragile: bool,
 }
+
+pub const BOMB: TokenId = 599;
+pub const MINE: TokenId = 598;
 
 impl FakeText {
     pub fn new(template: bool) -> FakeText {
-        FakeText { vocab: FakeVocab::new(VOCAB_LEN), template, bos: false, panics_on: None }
+        FakeText {
+            vocab: FakeVocab::new(VOCAB_LEN),
+            template,
+            bos: false,
+            panics_on: None,
+            fragile: false,
+        }
     }
 }
 
 impl Vocab for FakeText {
     fn token_bytes(&self, id: TokenId) -> &[u8] {
         let of_engine = std::thread::current().name() == Some("engine");
+        assert!(!of_engine || !self.fragile || id != BOMB, "a bomb");
         assert!(of_engine || self.panics_on != Some(id), "the bug of this test");
         self.vocab.token_bytes(id)
     }
@@ -83,7 +95,7 @@ impl Text for FakeText {
 }
 
 /// A model that takes its time.
-struct Slow(FakeModel, Duration);
+struct Slow(FakeModel, Duration, bool);
 
 impl Model for Slow {
     fn spec(&self) -> &ModelSpec {
@@ -96,6 +108,7 @@ impl Model for Slow {
 
     fn forward(&mut self, batch: &Batch) {
         std::thread::sleep(self.1);
+        assert!(!self.2 || !batch.tokens.contains(&MINE), "a mine");
         self.0.forward(batch);
     }
 
@@ -111,6 +124,13 @@ pub fn llm(step: Duration, template: bool) -> Llm {
 
 /// An engine with that vocabulary, whose steps take at least `step`.
 pub fn build(step: Duration, text: impl Text + 'static, config: LlmConfig) -> Llm {
-    let model = Slow(FakeModel::new(VOCAB_LEN, 16, CONTEXT_LEN), step);
+    let model = Slow(FakeModel::new(VOCAB_LEN, 16, CONTEXT_LEN), step, false);
+    Llm::from_parts(Box::new(model), Arc::new(text), config).unwrap()
+}
+
+/// An engine in which [`BOMB`] and [`MINE`] lie.
+pub fn fragile(step: Duration, config: LlmConfig) -> Llm {
+    let model = Slow(FakeModel::new(VOCAB_LEN, 16, CONTEXT_LEN), step, true);
+    let text = FakeText { fragile: true, ..FakeText::new(true) };
     Llm::from_parts(Box::new(model), Arc::new(text), config).unwrap()
 }
