@@ -31,6 +31,7 @@
 //! share what is turned into f32 and fold the segments as they go; in a step of few there is an item
 //! for each segment of each tile, and the fold follows. Both fold the same numbers in the same order.
 
+mod ahead;
 mod plan;
 #[cfg(test)]
 mod tests;
@@ -45,6 +46,7 @@ use crate::profile::Op;
 use crate::quantize::{ActRows, Quantize};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::split::Split;
+use ahead::Ahead;
 use plan::{Item, Plan};
 use std::array::from_fn;
 use std::ops::Range;
@@ -285,7 +287,7 @@ impl Step<'_> {
         for number in item.segments.clone() {
             let start = number * SEGMENT;
             let mut segment = tile::Segment::new(layout, self.pages(item, number));
-            let mut ahead = tile::Ahead::default();
+            let mut ahead = Ahead::default();
             if tiles.len() > 1 {
                 segment = segment.expand(self.cpu, expanded);
             } else if waits {

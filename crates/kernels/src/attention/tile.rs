@@ -1,5 +1,6 @@
 //! A tile: some rows of attention over one segment of the cache.
 
+use super::ahead::{AHEAD_BYTES, Ahead, FetchPage, LINE};
 use super::{AttentionParams, Folded};
 use crate::cpu::Cpu;
 use crate::kv::{KV_BLOCK, KvLayout, KvType, SEGMENT, as_f16, as_i8};
@@ -9,7 +10,7 @@ use half::f16;
 use std::ops::Range;
 
 /// Pages of a segment, at most: the shortest block holds 16 tokens.
-const MAX_PAGES: usize = SEGMENT / LANES;
+pub(super) const MAX_PAGES: usize = SEGMENT / LANES;
 
 /// The pages of one segment and one key/value head; those past the block table's end are empty.
 #[derive(Default)]
@@ -127,13 +128,8 @@ impl<'a> Segment<'a> {
     /// What to ask memory for while tiles of few rows read the segment: its own pages, those of K
     /// first, then `next`, from [`AHEAD_BYTES`] on.
     pub(super) fn ahead(&self, next: &Pages<'_>) -> Ahead {
-        let mut ahead = Ahead::default();
         let pages = self.pages.k.iter().chain(&self.pages.v).chain(&next.k);
-        for (to, page) in ahead.pages.iter_mut().zip(pages.filter(|page| !page.is_empty())) {
-            *to = (page.as_ptr(), page.len().div_ceil(LINE));
-        }
-        ahead.turn_to(self.n_ahead());
-        ahead
+        Ahead::over(pages.copied(), self.n_ahead())
     }
 
     /// Asks for what [`Segment::ahead`] leaves out, for who comes without notice.
@@ -145,65 +141,6 @@ impl<'a> Segment<'a> {
     /// Pages in [`AHEAD_BYTES`].
     fn n_ahead(&self) -> usize {
         AHEAD_BYTES.div_ceil(self.pages.k[0].len().max(1))
-    }
-}
-
-/// Small tiles wait for memory: they ask for it so far ahead. Pages are too short for the processor
-/// to see a pattern.
-const AHEAD_BYTES: usize = 8 << 10;
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
-
-/// Pages that will be read soon, on their way line by line: asked for all at once they would hold
-/// up what is read now.
-pub(super) struct Ahead {
-    /// The first line and the number of lines.
-    pages: [(*const u8, usize); 3 * MAX_PAGES],
-    page: usize,
-    /// The next line, and how many of the page are left.
-    line: *const u8,
-    n: usize,
-}
-
-impl Default for Ahead {
-    /// Nothing.
-    fn default() -> Ahead {
-        let nothing = (std::ptr::null(), 0);
-        Ahead { pages: [nothing; 3 * MAX_PAGES], page: 0, line: nothing.0, n: 0 }
-    }
-}
-
-impl Ahead {
-    fn turn_to(&mut self, page: usize) {
-        self.page = page;
-        (self.line, self.n) = self.pages.get(page).copied().unwrap_or((std::ptr::null(), 0));
-    }
-
-    #[inline(always)]
-    fn step<S: Simd>(&mut self, s: S, n_lines: usize) {
-        if self.n < n_lines {
-            if self.page < self.pages.len() {
-                self.turn_to(self.page + 1);
-            }
-            return;
-        }
-        for i in 0..n_lines {
-            s.fetch(self.line.wrapping_add(LINE * i));
-        }
-        self.line = self.line.wrapping_add(LINE * n_lines);
-        self.n -= n_lines;
-    }
-}
-
-struct FetchPage<'a>(&'a [u8]);
-
-impl Kernel for FetchPage<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        self.0.chunks(LINE).for_each(|line| s.fetch(line.as_ptr()));
     }
 }
 
