@@ -6,7 +6,9 @@
 //!
 //! The coefficients are the non-negative ones with the least squared *relative* error, old steps
 //! counting less and less: a short step counts as much as a long one, and a step that the machine
-//! was late with hardly counts. Before the first step all are 0, and a step seems to cost nothing.
+//! was late with hardly counts. Steps with rows of prompts and those without are remembered apart, so
+//! that neither kind is forgotten while only the other comes, and the two together tell what a row
+//! costs from what a step costs. Before the first step all are 0, and a step seems to cost nothing.
 
 /// How much a step counts when the next one is learnt: some fifty steps are remembered.
 const KEEP: f64 = 0.98;
@@ -51,12 +53,18 @@ impl std::ops::AddAssign for Load {
     }
 }
 
+/// Sums over steps of `x xᵀ / t²` and of `x / t`, for features `x` and time `t`.
+#[derive(Clone, Copy, Debug, Default)]
+struct Memory {
+    products: [[f64; 4]; 4],
+    targets: [f64; 4],
+}
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pace {
     coefficients: [f64; 4],
-    /// Sums over the steps of `x xᵀ / t²` and of `x / t`, for features `x` and time `t`.
-    products: [[f64; 4]; 4],
-    targets: [f64; 4],
+    /// Steps without rows of prompts, and with them.
+    memories: [Memory; 2],
 }
 
 impl Pace {
@@ -66,22 +74,23 @@ impl Pace {
             return;
         }
         let x = load.features().map(|x| x / seconds);
+        let memory = &mut self.memories[usize::from(load.rows > load.outputs)];
         for i in 0..4 {
             for j in 0..4 {
-                self.products[i][j] = self.products[i][j] * KEEP + x[i] * x[j];
+                memory.products[i][j] = memory.products[i][j] * KEEP + x[i] * x[j];
             }
-            self.targets[i] = self.targets[i] * KEEP + x[i];
+            memory.targets[i] = memory.targets[i] * KEEP + x[i];
         }
+        let [a, b] = &self.memories;
+        let product = |i: usize, j: usize| a.products[i][j] + b.products[i][j];
         // Coordinate descent. What the steps do not tell apart goes to the first that explains it:
         // a row is believed to cost too much rather than too little.
         for _ in 0..PASSES {
             for i in 0..4 {
-                let explained: f64 = (0..4)
-                    .filter(|&j| j != i)
-                    .map(|j| self.products[i][j] * self.coefficients[j])
-                    .sum();
-                if self.products[i][i] > 0.0 {
-                    let best = (self.targets[i] - explained) / self.products[i][i];
+                let others = (0..4).filter(|&j| j != i);
+                let explained: f64 = others.map(|j| product(i, j) * self.coefficients[j]).sum();
+                if product(i, i) > 0.0 {
+                    let best = (a.targets[i] + b.targets[i] - explained) / product(i, i);
                     self.coefficients[i] = best.max(0.0);
                 }
             }
@@ -168,10 +177,26 @@ mod tests {
     }
 
     #[test]
+    fn what_a_step_without_prompts_takes_is_known_while_all_have_some() {
+        let mut pace = Pace::default();
+        for i in 0..60 {
+            pace.learn(decodes(8, 50 + i), time(decodes(8, 50 + i)));
+        }
+        // The machine is late as it likes, and the context grows.
+        for i in 0..400 {
+            let mut load = decodes(8, 110 + i);
+            load.add_rows(i * 10, 10);
+            pace.learn(load, time(load) * [1.0, 1.6, 1.0, 1.2, 2.5][i % 5]);
+        }
+        let load = decodes(8, 500);
+        assert!((pace.seconds(load) / time(load) - 1.0).abs() < 0.2, "{}", pace.seconds(load));
+    }
+
+    #[test]
     fn a_machine_that_gets_slower_is_followed() {
         let mut pace = Pace::default();
         for factor in [1.0, 3.0] {
-            for i in 0..300 {
+            for i in 0..800 {
                 let load = if i % 2 == 0 { prompt(0, 30 + i) } else { decodes(1 + i % 5, i) };
                 pace.learn(load, time(load) * factor);
             }
