@@ -16,7 +16,8 @@
 //! with twice the room to grow.
 //!
 //! **Time.** How long a step takes is known from those before ([`Pace`]). Rows of prompts may make a
-//! step [`STRETCH`] times as long as it were without them, so that running texts keep their pace;
+//! step [`STRETCH`] times as long as it were without them (or take [`LEAST_ROWS`], so that a prompt does
+//! not crawl), so that running texts keep their pace;
 //! and a step lasts at most as many times as long as the lightest tenant's would alone as there are
 //! tenants, so that each gets its share of the time. Who finds no time in a step keeps its blocks
 //! and runs in a later one. The first of each tenant always runs.
@@ -47,6 +48,10 @@ pub const AGING: Duration = Duration::from_secs(60);
 /// How many times as long rows of prompts may make a step. Prompts then have `1 - 1 / 2.5` = 60 % of
 /// the time, and take 1.7 times as long as alone.
 const STRETCH: f64 = 2.5;
+
+/// Rows of prompts that a step takes even if that makes it longer: what a prompt reads of its own
+/// beginning is read once for all of its rows in a step, so few rows cost hardly less than these.
+const LEAST_ROWS: usize = 16;
 
 /// Why a sequence was preempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,7 +196,12 @@ impl Scheduler {
             longest = alone.fold(longest, f64::min) * tenants.len() as f64;
         }
         if next.rows > 0.0 {
-            longest = longest.min(STRETCH * self.pace.seconds(next));
+            let mut least = Load::default();
+            if let Some(prompt) = self.queue.iter().find(|s| s.ready && s.pending() > 1) {
+                least.add_rows(prompt.computed, LEAST_ROWS);
+            }
+            let least = self.pace.seconds(next) + self.pace.more_seconds(least);
+            longest = longest.min(least.max(STRETCH * self.pace.seconds(next)));
         }
         let all = Room {
             rows: self.max_num_batched_tokens,
