@@ -27,9 +27,10 @@
 //! # The work
 //!
 //! Rows times query heads of one key/value head are cut into tiles of up to `Isa::tile_rows`, which
-//! share each vector of K and V that is loaded. In a step of many tiles an item is some of them, which
-//! share what is turned into f32 and fold the segments as they go; in a step of few there is an item
-//! for each segment of each tile, and the fold follows. Both fold the same numbers in the same order.
+//! share each vector of K and V that is loaded. An item is some tiles of a span, which share what is
+//! turned into f32 and fold the segments as they go; where that is too much of the step's work for one
+//! thread, an item is some segments of them, and the fold follows. Both fold the same numbers in the
+//! same order.
 
 mod ahead;
 mod plan;
@@ -185,9 +186,7 @@ impl Cpu {
         self.team.for_each(q.rows(), |t| {
             // SAFETY: each item has its own row.
             let x = unsafe { out.part(t * q.cols()..(t + 1) * q.cols()) };
-            if !plan.folds {
-                step.fold_partials(plan, partials, t, x);
-            }
+            step.fold_partials(plan, partials, t, x);
             // SAFETY: as above.
             self.compute(Quantize { x, y: unsafe { rows.row(t) } });
         });
@@ -316,12 +315,7 @@ impl Step<'_> {
                 let work = Tile { segment: &segment, params: self.params, seen: &seen[..padded] };
                 let n = head_size.div_ceil(SEGMENT) * padded;
                 let next = work.compute(self.cpu, &queries[..n], &mut ahead, scratch);
-                if plan.folds {
-                    let (folded, o) = (&mut tile.folded, &scratch.o[..]);
-                    let seen = &seen[..n_rows];
-                    self.cpu.compute(Fold { folded, next: &next, seen, head_size, y, o });
-                } else {
-                    let place = &plan.partials[item.span];
+                if let Some(place) = &plan.partials[item.span] {
                     let o = |j: usize| &scratch.o[j * head_size..(j + 1) * head_size];
                     for j in (0..n_rows).filter(|&j| !seen[j].is_empty()) {
                         let row = tile.rows.start + j;
@@ -331,10 +325,14 @@ impl Step<'_> {
                         partial[..head_size].copy_from_slice(o(j));
                         partial[head_size..].copy_from_slice(&[next.m[j], next.l[j]]);
                     }
+                } else {
+                    let (folded, o) = (&mut tile.folded, &scratch.o[..]);
+                    let seen = &seen[..n_rows];
+                    self.cpu.compute(Fold { folded, next: &next, seen, head_size, y, o });
                 }
             }
         }
-        if plan.folds {
+        if plan.partials[item.span].is_none() {
             for (tile, outputs) in tiles.iter().zip(outputs.chunks_exact(n_outputs)) {
                 for (j, o) in (0..tile.rows.len()).zip(outputs.chunks_exact(head_size)) {
                     let (row, _, cols) = &tile.places[j];
@@ -373,10 +371,10 @@ impl Step<'_> {
         TileRows { rows, places, folded: Folded::default() }
     }
 
-    /// Folds the partial results of row `t` into its output `[H * E]`.
+    /// Folds the partial results of row `t`, if it has some, into its output `[H * E]`.
     fn fold_partials(&self, plan: &Plan, partials: &[f32], t: usize, out: &mut [f32]) {
         let i = self.spans.partition_point(|span| span.rows.end <= t);
-        let place = &plan.partials[i];
+        let Some(place) = &plan.partials[i] else { return };
         let head_size = self.kv.layout().head_size;
         let offset = t - self.spans[i].rows.start;
         let position = self.spans[i].position + offset;
