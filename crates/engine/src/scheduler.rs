@@ -45,13 +45,13 @@ use std::time::Duration;
 /// that arrive within this time.
 pub const AGING: Duration = Duration::from_secs(60);
 
-/// How many times as long rows of prompts may make a step. Prompts then have `1 - 1 / 2.5` = 60 % of
-/// the time, and take 1.7 times as long as alone.
-const STRETCH: f64 = 2.5;
+/// How many times as long rows of prompts may make a step. Prompts then have `1 - 1 / 2.7` = 63 % of
+/// the time, and take 1.6 times as long as alone.
+const STRETCH: f64 = 2.7;
 
 /// Rows of prompts that a step takes even if that makes it longer: what a prompt reads of its own
 /// beginning is read once for all of its rows in a step, so few rows cost hardly less than these.
-const LEAST_ROWS: usize = 16;
+const LEAST_ROWS: usize = 8;
 
 /// Why a sequence was preempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
