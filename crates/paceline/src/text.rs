@@ -53,6 +53,11 @@ pub trait Text: Vocab {
     /// model expects at the start of a text is put in front, if it expects anything.
     fn encode(&self, text: &str, add_bos: bool) -> Vec<TokenId>;
 
+    /// Bytes of text that a token stands for, at most. Unless one knows, any number.
+    fn max_token_bytes(&self) -> usize {
+        usize::MAX
+    }
+
     /// The text of tokens, control tokens by name; bytes that are not UTF-8 become U+FFFD.
     fn decode(&self, ids: &[TokenId]) -> String {
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.token_bytes(id)).copied().collect();
@@ -97,6 +102,12 @@ impl Vocab for ModelText {
 impl Text for ModelText {
     fn encode(&self, text: &str, add_bos: bool) -> Vec<TokenId> {
         self.tokenizer.encode(text, Special::Parse, add_bos && self.tokenizer.add_bos())
+    }
+
+    fn max_token_bytes(&self) -> usize {
+        let bytes = |id| self.tokenizer.token_bytes(id).len();
+        // A tokenizer may shorten a text before it cuts it, by composing characters: by less than half.
+        2 * (0..self.tokenizer.vocab_len() as TokenId).map(bytes).max().unwrap_or(0)
     }
 
     fn encode_chat(

@@ -385,3 +385,21 @@ fn a_template_bomb_is_an_error() {
         assert_eq!(server.ok(CHAT, &body("none"))["choices"], expected);
     });
 }
+
+#[test]
+fn what_would_take_too_long_is_refused_before_it_is_computed() {
+    let server = start();
+    let refused = |path: &str, body: Value, says: &str| {
+        let (status, answer) = server.post(path, &body);
+        let message = answer["error"]["message"].as_str().unwrap().to_owned();
+        assert!(status == 400 && message.contains(says), "{status}: {message}");
+    };
+    let text = "a".repeat(8 << 20);
+    refused(COMPLETIONS, json!({"prompt": text}), "prompt has 8388608 bytes: at most");
+    refused(COMPLETIONS, json!({"prompt": ["a", text]}), "prompt has 8388608 bytes: at most");
+    let messages = json!([{"role": "user", "content": [{"type": "text", "text": text}]}]);
+    refused(CHAT, json!({"messages": messages}), "bytes: at most");
+    let prompt = vec![72; 100];
+    let body = json!({"prompt": prompt, "max_tokens": 0, "echo": true, "logprobs": 100, "n": 128});
+    refused(COMPLETIONS, body, "1305728 log-probabilities: at most 1048576");
+}

@@ -123,6 +123,11 @@ fn a_request_without_a_seed_reports_the_one_it_got() {
     let (first, second) = (server.ok(COMPLETIONS, &body), server.ok(COMPLETIONS, &body));
     assert_ne!(first["seed"], second["seed"]);
     assert_ne!(first["choices"], second["choices"]);
+    body["stream"] = true.into();
+    let chunks = server.stream(COMPLETIONS, &body).all();
+    let seed = chunks[0]["seed"].clone();
+    assert!(seed.is_u64() && chunks.iter().all(|chunk| chunk["seed"] == seed), "{chunks:?}");
+    body["stream"] = false.into();
     body["seed"] = first["seed"].clone();
     assert_eq!(server.ok(COMPLETIONS, &body)["choices"], first["choices"]);
     body["seed"] = json!(-7);

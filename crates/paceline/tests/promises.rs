@@ -58,9 +58,20 @@ type Transcript = Vec<(TokenId, Vec<(TokenId, u32)>)>;
 
 /// Runs requests together and returns what each got.
 fn run(engine: &mut Engine, requests: &[Request]) -> (Vec<Transcript>, Stats) {
-    let ids: Vec<RequestId> = requests.iter().map(|request| engine.add(request.clone())).collect();
+    run_late(engine, requests, 0)
+}
+
+/// The last request comes when the others have run for some steps.
+fn run_late(engine: &mut Engine, requests: &[Request], n_steps: usize) -> (Vec<Transcript>, Stats) {
+    let (last, others) = requests.split_last().expect("some requests");
+    let mut ids: Vec<RequestId> = others.iter().map(|r| engine.add(r.clone())).collect();
     let mut transcripts: BTreeMap<RequestId, Transcript> = BTreeMap::new();
-    while engine.has_work() {
+    let mut n = 0;
+    while engine.has_work() || ids.len() < requests.len() {
+        if n == n_steps {
+            ids.push(engine.add(last.clone()));
+        }
+        n += 1;
         for event in engine.step() {
             let Event::Token { id, token, logprobs, .. } = event else { continue };
             let bits = bits(&logprobs.expect("they were asked for"));
@@ -154,13 +165,15 @@ fn check(setup: &Setup, n_long: usize, max_tokens: usize) {
     assert_eq!(alone, second, "{what}: from cached prefixes");
     drop(engine);
 
-    // So little memory that the short ones give way to one another: there is room for their prompts
-    // and for one block less than all of them will need besides.
+    // Memory for all but one, each with a block for its output; and that one comes late and is urgent.
     let short = &requests[..requests.len() - 1];
-    let n_prompt_blocks = short.iter().map(|r| r.prompt().len().div_ceil(setup.options.block_len));
-    let n_blocks = n_prompt_blocks.sum::<usize>() + short.len() - 1;
+    let (urgent, others) = short.split_last().expect("some requests");
+    let n_blocks = others.iter().map(|r| r.prompt().len().div_ceil(setup.options.block_len) + 1);
+    let n_blocks = n_blocks.sum();
+    let mut late = others.to_vec();
+    late.push(urgent.clone().with_priority(-1));
     let little = EngineConfig { n_blocks, ..plain };
-    let (preempted, stats) = run(&mut setup.engine(2, little), short);
+    let (preempted, stats) = run_late(&mut setup.engine(2, little), &late, 4);
     assert!(stats.preemptions() > 0, "{what}: nobody was preempted");
     assert_eq!(alone[..short.len()], preempted, "{what}: preempted");
 }

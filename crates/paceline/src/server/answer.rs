@@ -103,6 +103,12 @@ impl<F: Format> Answer<F> {
             return Ok(sse::respond(self));
         }
         self.job.finish().await?;
+        // An answer may hold a million log-probabilities.
+        aside(move || Ok(self.whole())).await
+    }
+
+    /// The whole answer of a job that has ended.
+    fn whole(&self) -> Response {
         let vocab: &dyn Vocab = self.state.llm.text().as_ref();
         let mut choices = Vec::new();
         for (prompt, completion) in self.job.completions.iter().enumerate() {
@@ -117,7 +123,7 @@ impl<F: Format> Answer<F> {
         answer["usage"] = usage(&self.format.usage(&self.job));
         answer["seed"] = self.job.completions[0].seed.into();
         merge(&mut answer, self.format.extras(vocab, &self.job));
-        Ok(json_response(StatusCode::OK, &answer))
+        json_response(StatusCode::OK, &answer)
     }
 
     /// How long the stream may be silent.
@@ -167,6 +173,7 @@ impl<F: Format> Answer<F> {
         choice["index"] = index.into();
         set_end(&mut choice, end.map(|(reason, _)| reason), end.and_then(|(_, stop)| stop));
         let mut chunk = self.frame(F::OBJECTS[1], vec![choice]);
+        chunk["seed"] = self.job.completions[0].seed.into();
         if self.delivery.include_usage {
             chunk["usage"] = Value::Null;
         }

@@ -23,6 +23,16 @@ pub(super) async fn post(
     answer(state.0, context, body, read).await
 }
 
+/// Bytes of the strings in a value.
+fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(values) => values.iter().map(text_bytes).sum(),
+        Value::Object(values) => values.values().map(text_bytes).sum(),
+        _ => 0,
+    }
+}
+
 /// Reads the body of a request.
 pub(super) fn read(state: &State, body: &[u8]) -> Result<Asked<Chat>, ApiError> {
     let mut fields = Fields::parse(body)?;
@@ -43,6 +53,7 @@ pub(super) fn read(state: &State, body: &[u8]) -> Result<Asked<Chat>, ApiError> 
     let terms = sampling::take_terms(&mut fields)?;
     let (messages, options) = take_conversation(&mut fields)?;
     fields.finish()?;
+    job::check_text(state, "messages", messages.iter().map(text_bytes).sum())?;
     let prompt = state.llm.text().encode_chat(&messages, &options).map_err(Error::from)?;
     let requests = job::requests(state, params, &terms, vec![prompt.into()])?;
     Ok(Asked { requests, delivery, format: Chat })

@@ -59,6 +59,11 @@ pub(super) fn read(state: &State, body: &[u8]) -> Result<Asked<Completions>, Api
             (params.stop, params.stop_token_ids) = Default::default();
         }
     }
+    for prompt in &prompts {
+        if let Prompt::Text(prompt) = prompt {
+            job::check_text(state, "prompt", prompt.len())?;
+        }
+    }
     let text = state.llm.text();
     let echoes = echo.then(|| prompts.iter().map(|prompt| prompt.text(text.as_ref())).collect());
     let encoded = |prompt| match prompt {

@@ -161,6 +161,40 @@ impl Drop for Job {
     }
 }
 
+/// The most log-probabilities in an answer: each takes some hundred bytes of memory on its way.
+const MAX_LOGPROBS: usize = 1 << 20;
+
+/// Refuses a text for a prompt that is too long, whatever its tokens are.
+pub(super) fn check_text(state: &State, field: &str, n_bytes: usize) -> Result<(), ApiError> {
+    let max = state.max_text_bytes;
+    if n_bytes <= max {
+        return Ok(());
+    }
+    let max_len = state.llm.limits().max_model_len;
+    let message = format!("{field} has {n_bytes} bytes: at most {max} can be {max_len} tokens");
+    Err(ApiError::invalid(field, message))
+}
+
+/// Refuses requests whose answer would hold too many log-probabilities.
+fn check_logprobs(requests: &[Request]) -> Result<(), ApiError> {
+    let count = |request: &Request| {
+        let params = request.params();
+        let each = |n_top: Option<usize>| n_top.map_or(0, |n_top| n_top + 1);
+        let prompt = request.prompt().len() * each(params.prompt_logprobs);
+        let output = (request.max_len() - request.prompt().len()) * each(params.logprobs);
+        params.n * (prompt + output)
+    };
+    let n: usize = requests.iter().map(count).sum();
+    if n <= MAX_LOGPROBS {
+        return Ok(());
+    }
+    let message = format!(
+        "the answer could have {n} log-probabilities: at most {MAX_LOGPROBS}; ask for fewer of them, \
+         fewer tokens, choices or prompts"
+    );
+    Err(ApiError::invalid("logprobs", message))
+}
+
 /// Turns what a request asks for into valid requests for the engine.
 pub(super) fn requests(
     state: &State,
@@ -176,5 +210,8 @@ pub(super) fn requests(
         Err(error) if n > 1 => Err(ApiError::from(error).of_prompt(i)),
         Err(error) => Err(error.into()),
     };
-    prompts.into_iter().enumerate().map(request).collect()
+    let requests: Vec<Request> =
+        prompts.into_iter().enumerate().map(request).collect::<Result<_, _>>()?;
+    check_logprobs(&requests)?;
+    Ok(requests)
 }

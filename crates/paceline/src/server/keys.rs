@@ -102,9 +102,11 @@ impl Key {
         if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err("a key has only visible ASCII characters, as a header does");
         }
-        let hash = match key.strip_prefix("sha256:") {
-            Some(hex) => read_hex(hex).ok_or("sha256: is followed by 64 hexadecimal digits")?,
-            None => Sha256::digest(key).into(),
+        let hash = match key.split_at_checked(7) {
+            Some((prefix, hex)) if prefix.eq_ignore_ascii_case("sha256:") => {
+                read_hex(hex).ok_or("sha256: is followed by 64 hexadecimal digits")?
+            }
+            _ => Sha256::digest(key).into(),
         };
         let tenant = match name.trim() {
             "" => {
@@ -160,6 +162,7 @@ mod tests {
             ("# nothing\n\n", "FILE: no key in it"),
             ("a\nschlüssel\n", "FILE: line 2: a key has only visible ASCII"),
             ("sha256:12\n", "FILE: line 1: sha256: is followed by 64"),
+            ("SHA256:12\n", "FILE: line 1: sha256: is followed by 64"),
             ("a\nb x\na y\n", "FILE: line 3: the key of line 1 again"),
         ] {
             let error = read(text).unwrap_err();

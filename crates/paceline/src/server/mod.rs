@@ -94,6 +94,8 @@ struct State {
     llm: Llm,
     config: ServerConfig,
     metrics: Metrics,
+    /// Bytes of the longest text that can be a prompt: nobody waits until a longer one is tokenized.
+    max_text_bytes: usize,
     /// The shutdown has begun.
     stopping: AtomicBool,
 }
@@ -101,7 +103,9 @@ struct State {
 impl State {
     fn new(llm: Llm, config: ServerConfig) -> State {
         let metrics = Metrics::new(&config.model_name, llm.limits(), &llm.stats());
-        State { llm, config, metrics, stopping: AtomicBool::new(false) }
+        let max_text_bytes =
+            llm.limits().max_model_len.saturating_mul(llm.text().max_token_bytes());
+        State { llm, config, metrics, max_text_bytes, stopping: AtomicBool::new(false) }
     }
 
     fn is_stopping(&self) -> bool {

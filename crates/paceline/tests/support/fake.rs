@@ -61,6 +61,10 @@ impl Vocab for FakeText {
 }
 
 impl Text for FakeText {
+    fn max_token_bytes(&self) -> usize {
+        1
+    }
+
     fn encode(&self, text: &str, add_bos: bool) -> Vec<TokenId> {
         let bos = (add_bos && self.bos).then_some(BOS);
         bos.into_iter().chain(text.bytes().map(TokenId::from)).collect()
