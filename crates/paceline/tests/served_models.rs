@@ -76,9 +76,14 @@ fn what_is_going_on_changes_no_text() {
         let server = start(builder);
         for round in 0..n_rounds {
             let together: Vec<String> = std::thread::scope(|scope| {
-                let ask = |body| ask(&server, body);
-                let threads: Vec<_> =
-                    bodies.iter().map(|body| scope.spawn(move || ask(body))).collect();
+                let ask = |(i, body): (usize, &Value)| {
+                    let mut body = body.clone();
+                    // Who comes later tends to be more urgent: those before have to give way.
+                    body["priority"] = json!(-(i as i32));
+                    ask(&server, &body)
+                };
+                let bodies = bodies.iter().enumerate();
+                let threads: Vec<_> = bodies.map(|body| scope.spawn(move || ask(body))).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             assert_eq!(together, alone, "{what}, round {round}");
