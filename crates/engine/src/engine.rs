@@ -234,6 +234,7 @@ impl Engine {
     /// ended, is ignored.
     pub fn abort(&mut self, id: RequestId) {
         self.end(FinishReason::Abort, |sequence| sequence.id == id);
+        self.measure();
     }
 
     /// Ends sequences before their time.
@@ -242,7 +243,6 @@ impl Engine {
             sequence.finished = Some((reason, None));
         }
         self.scheduler.remove_finished(&mut self.events);
-        self.measure();
     }
 
     /// Whether there is anything to do for [`Engine::step`].

@@ -76,6 +76,19 @@ fn draw(server: &Server, requests: &[Value], alone: &[String], n: usize, n_clien
     assert_eq!(health["kv_blocks_used"], 0, "blocks are leaked");
 }
 
+/// What each request says alone; 500 streams at once say the same.
+fn alone_and_in_a_crowd(server: &Server, requests: &[Value]) -> Vec<String> {
+    let alone: Vec<String> = requests.iter().map(|request| ask(server, request)).collect();
+    std::thread::scope(|scope| {
+        for i in 0..500 {
+            let i = i % requests.len();
+            let (request, expected) = (&requests[i], &alone[i]);
+            scope.spawn(move || assert_eq!(ask(server, request), *expected));
+        }
+    });
+    alone
+}
+
 /// This process's memory, in KiB.
 fn resident() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -91,14 +104,7 @@ fn crowds_come_and_go() {
     let llm = fake::build(Duration::ZERO, fake::FakeText::new(true), config);
     let server = Server::start(llm, ServerConfig::new("fake"));
     let requests = requests(100, 60);
-    let alone: Vec<String> = requests.iter().map(|request| ask(&server, request)).collect();
-    std::thread::scope(|scope| {
-        for i in 0..500 {
-            let (server, i) = (&server, i % requests.len());
-            let (request, expected) = (&requests[i], &alone[i]);
-            scope.spawn(move || assert_eq!(ask(server, request), *expected));
-        }
-    });
+    let alone = alone_and_in_a_crowd(&server, &requests);
     draw(&server, &requests, &alone, 1_000, 32);
 }
 
@@ -110,14 +116,7 @@ fn twenty_thousand_requests_of_a_real_model() {
     let llm = Llm::builder(model).kv_memory(256 << 20).build().expect("the model loads");
     let server = Server::start(llm, ServerConfig::new("smollm2-135m"));
     let requests = requests(400, 24);
-    let alone: Vec<String> = requests.iter().map(|request| ask(&server, request)).collect();
-    std::thread::scope(|scope| {
-        for i in 0..500 {
-            let (server, i) = (&server, i % requests.len());
-            let (request, expected) = (&requests[i], &alone[i]);
-            scope.spawn(move || assert_eq!(ask(server, request), *expected));
-        }
-    });
+    let alone = alone_and_in_a_crowd(&server, &requests);
     // What is allocated once is there now.
     draw(&server, &requests, &alone, 1_000, 64);
     let before = resident();
