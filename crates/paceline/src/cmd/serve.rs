@@ -65,7 +65,7 @@ pub fn run(args: Serve) -> anyhow::Result<()> {
 }
 
 fn listen(host: &str, port: u16) -> anyhow::Result<TcpListener> {
-    let listener = TcpListener::bind((host, port)).map_err(|error| {
+    server::listen(host, port).map_err(|error| {
         let place = format!("cannot listen on {host}:{port}");
         match error.kind() {
             ErrorKind::AddrInUse => {
@@ -81,9 +81,7 @@ fn listen(host: &str, port: u16) -> anyhow::Result<TcpListener> {
             }
             _ => anyhow::anyhow!("{place}: {error}"),
         }
-    })?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
+    })
 }
 
 /// Completes at the first SIGINT or SIGTERM; the second ends the program at once.

@@ -31,6 +31,10 @@ const LATECOMERS: Duration = Duration::from_secs(1);
 /// How long a shutdown waits, after the time of grace, for clients to read the end of their answers.
 const FAREWELL: Duration = Duration::from_secs(2);
 
+/// Connections that the system holds until they are accepted. A crowd that comes at once would overrun the
+/// standard library's 128, and some systems then reset connections that the client thinks are open.
+const MAX_PENDING: i32 = 4096;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     Serving,
@@ -38,6 +42,19 @@ enum Phase {
     Draining,
     /// The time of grace is over.
     Ending,
+}
+
+/// A listener for [`run`](super::run), which takes crowds; port 0 takes any that is free.
+///
+/// # Errors
+///
+/// When the address cannot be had.
+pub fn listen(host: &str, port: u16) -> std::io::Result<std::net::TcpListener> {
+    let listener = std::net::TcpListener::bind((host, port))?;
+    listener.set_nonblocking(true)?;
+    // The second time, `listen` only sets the length of the queue.
+    socket2::SockRef::from(&listener).listen(MAX_PENDING)?;
+    Ok(listener)
 }
 
 /// Serves until `shutdown` completes, and then until all is answered or the time of grace is over.

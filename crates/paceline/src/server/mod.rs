@@ -25,6 +25,7 @@ mod tls;
 mod tokenize;
 
 pub use keys::{Keys, KeysError};
+pub use listen::listen;
 pub use tls::{Tls, TlsError};
 
 use crate::llm::{Llm, draw_seed};

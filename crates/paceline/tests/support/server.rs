@@ -30,8 +30,7 @@ pub struct Server {
 
 impl Server {
     pub fn start(llm: Llm, config: ServerConfig) -> Server {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
+        let listener = server::listen("127.0.0.1", 0).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || {
