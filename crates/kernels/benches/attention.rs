@@ -22,7 +22,7 @@ fn attention(criterion: &mut Criterion) {
     for isa in Isa::available().filter(|&isa| isa != Isa::Scalar) {
         let cpu = Cpu::new(isa, 1);
         for (name, n_heads, n_kv_heads, head_size) in MODELS {
-            for kv_type in [KvType::F16, KvType::Q8_0] {
+            for kv_type in [KvType::I16, KvType::Q8_0] {
                 let layout = KvLayout {
                     n_layers: 1,
                     n_kv_heads,

@@ -6,24 +6,31 @@
 //! block  | layer 0                                       | layer 1 ...
 //!        | head 0: K page, V page | head 1: K page, V page |
 //!
-//! K page, F16:   f16 [E][B]        one token per lane, so that scores need no sum over lanes
-//! K page, Q8_0:  i8  [E][B]        then f16 scales [E / 32][B]
-//! V page, F16:   f16 [B][E]        one value of the head per lane
-//! V page, Q8_0:  i8  [B][E]        then f16 scales [E / 32][B]
+//! K page, I16:   i16 [E / 2][B][2]   then f32 scales [B]: one token per 32-bit lane, two of its values
+//! K page, Q8_0:  i8  [E][B]          then f16 scales [E / 32][B]
+//! V page, I16:   i16 [B / 2][E][2]   then f32 scales [B]: one value per 32-bit lane, of two tokens
+//! V page, Q8_0:  i8  [B][E]          then f16 scales [E / 32][B]
 //! ```
+//!
+//! Lanes are such that no sum goes across them; two i16 products a lane are one instruction.
 
 use crate::arena::{AllocError, Arena};
 use crate::attention::AttentionSpan;
 use crate::cpu::Cpu;
 use crate::mat::Mat;
 use crate::profile::Op;
-use crate::quantize::{load_block, quantize_block};
+use crate::quantize::{largest_abs, load_block, quantize_block, wide_scale};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::split::Split;
 use half::f16;
 
 /// Values of a head that share one scale in [`KvType::Q8_0`].
 pub(crate) const KV_BLOCK: usize = 32;
+
+/// The largest codes of K and V in [`KvType::I16`]. What is left of 31 bits is that of a query or of
+/// probabilities (see [`crate::attention`]).
+const K_MAX: f32 = 16383.0;
+const V_MAX: f32 = 8191.0;
 
 /// The largest f16.
 const F16_MAX: f32 = 65504.0;
@@ -34,8 +41,9 @@ pub(crate) const SEGMENT: usize = 256;
 /// How K or V are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum KvType {
-    /// f16, rounded to nearest even; a value beyond f16 becomes its largest, 65504 (NaN stays).
-    F16,
+    /// i16 codes with an f32 scale for all values of a token's head: `d = amax / max`,
+    /// `q = round_ties_even(x * (1 / d))`, where `max` is 16383 for K and 8191 for V.
+    I16,
     /// int8 codes with an f16 scale for every 32 values of a token's head: `d = amax / 127` rounded
     /// to f16, `q = round_ties_even(x * (1 / (amax / 127)))`. 34 bytes for 32 values.
     Q8_0,
@@ -43,10 +51,11 @@ pub enum KvType {
 
 impl KvType {
     /// Bytes of a page.
+    #[inline]
     fn page_bytes(self, head_size: usize, block_len: usize) -> usize {
         let n_values = head_size * block_len;
         match self {
-            KvType::F16 => n_values * 2,
+            KvType::I16 => n_values * 2 + block_len * size_of::<f32>(),
             KvType::Q8_0 => n_values + n_values / KV_BLOCK * 2,
         }
     }
@@ -74,7 +83,7 @@ pub struct KvLayout {
 pub enum KvError {
     /// The head size does not suit the type.
     #[error(
-        "KV cache of type {kv_type:?}: head size {head_size} is no multiple of {unit}; use F16"
+        "KV cache of type {kv_type:?}: head size {head_size} is no multiple of {unit}; use I16"
     )]
     HeadSize {
         /// The type that asks for it.
@@ -119,10 +128,11 @@ impl KvLayout {
         if self.block_len < LANES || !SEGMENT.is_multiple_of(self.block_len) {
             return Err(KvError::BlockLen(self.block_len));
         }
-        // The largest page is f16: if that can be counted, so can the others.
+        // The largest page is I16: if that can be counted, so can the others.
         let too_large = KvError::TooLarge { n_blocks: 1 };
         head_size
             .checked_mul(self.block_len * 2)
+            .and_then(|bytes| bytes.checked_add(self.block_len * size_of::<f32>()))
             .and_then(|_| self.head_bytes().checked_mul(self.n_kv_heads))
             .and_then(|bytes| bytes.checked_mul(self.n_layers))
             .ok_or(too_large)
@@ -138,10 +148,12 @@ impl KvLayout {
         self.k_bytes().saturating_add(self.v_bytes())
     }
 
+    #[inline]
     fn k_bytes(&self) -> usize {
         self.k_type.page_bytes(self.head_size, self.block_len)
     }
 
+    #[inline]
     fn v_bytes(&self) -> usize {
         self.v_type.page_bytes(self.head_size, self.block_len)
     }
@@ -184,6 +196,7 @@ impl KvCache {
     }
 
     /// Where the K page of (block, layer, head) starts, in bytes; the V page follows it.
+    #[inline]
     fn page_start(&self, block: u32, layer: usize, head: usize) -> usize {
         let layout = &self.layout;
         debug_assert!(layer < layout.n_layers && head < layout.n_kv_heads);
@@ -191,11 +204,13 @@ impl KvCache {
     }
 
     /// The K page of (block, layer, head).
+    #[inline]
     pub(crate) fn k_page(&self, block: u32, layer: usize, head: usize) -> &[u8] {
         &self.bytes.as_slice()[self.page_start(block, layer, head)..][..self.layout.k_bytes()]
     }
 
     /// The V page of (block, layer, head).
+    #[inline]
     pub(crate) fn v_page(&self, block: u32, layer: usize, head: usize) -> &[u8] {
         let start = self.page_start(block, layer, head) + self.layout.k_bytes();
         &self.bytes.as_slice()[start..][..self.layout.v_bytes()]
@@ -229,6 +244,7 @@ impl KvCache {
 }
 
 /// The f16 values in `bytes`.
+#[inline]
 pub(crate) fn as_f16(bytes: &[u8]) -> &[f16] {
     // SAFETY: every bit pattern is an f16.
     let (head, values, tail) = unsafe { bytes.align_to::<f16>() };
@@ -236,7 +252,26 @@ pub(crate) fn as_f16(bytes: &[u8]) -> &[f16] {
     values
 }
 
+/// The pairs of codes in `bytes`.
+#[inline]
+pub(crate) fn as_i16(bytes: &[u8]) -> &[i16] {
+    // SAFETY: every bit pattern is an i16.
+    let (head, values, tail) = unsafe { bytes.align_to::<i16>() };
+    assert!(head.is_empty() && tail.is_empty());
+    values
+}
+
+/// The f32 values in `bytes`.
+#[inline]
+pub(crate) fn as_f32(bytes: &[u8]) -> &[f32] {
+    // SAFETY: every bit pattern is an f32.
+    let (head, values, tail) = unsafe { bytes.align_to::<f32>() };
+    assert!(head.is_empty() && tail.is_empty());
+    values
+}
+
 /// The codes in `bytes`.
+#[inline]
 pub(crate) fn as_i8(bytes: &[u8]) -> &[i8] {
     // SAFETY: same size and alignment, and every bit pattern is an i8.
     unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) }
@@ -316,22 +351,29 @@ impl Kernel for Store<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Store { x, page, kv_type, is_v, slot, block_len } = self;
-        // Value `e` lies at `start + e * stride`.
-        let (start, stride) = if is_v { (slot * x.len(), 1) } else { (slot, block_len) };
+        let x_len = x.len();
         match kv_type {
-            KvType::F16 => {
-                // SAFETY: every bit pattern is an f16.
-                let (_, page, _) = unsafe { page.align_to_mut::<f16>() };
-                let (vectors, _) = x.as_chunks();
-                for (i, x) in vectors.iter().enumerate() {
-                    let (x, max) = (s.load(x), s.splat(F16_MAX));
-                    let x = s.select_lt(max, x, max, x);
-                    let min = s.splat(-F16_MAX);
-                    let x = s.select_lt(x, min, min, x);
-                    let mut half = [f16::ZERO; LANES];
-                    s.store_f16(x, &mut half);
-                    for (lane, half) in half.into_iter().enumerate() {
-                        page[start + (i * LANES + lane) * stride] = half;
+            KvType::I16 => {
+                let (codes, scales) = page.split_at_mut(x.len() * block_len * size_of::<i16>());
+                // SAFETY: every bit pattern is a number.
+                let (codes, scales) =
+                    unsafe { (codes.align_to_mut::<i16>().1, scales.align_to_mut::<f32>().1) };
+                let max = if is_v { V_MAX } else { K_MAX };
+                let (d, id) = wide_scale(largest_abs(s, x), max);
+                scales[slot] = d;
+                for (i, x) in x.as_chunks().0.iter().enumerate() {
+                    let mut lanes = [0; LANES];
+                    // `max` makes a code of a NaN.
+                    let x = s.max(s.mul(s.load(x), s.splat(id)), s.splat(-max));
+                    s.store_i16(x, &mut lanes);
+                    for (lane, code) in lanes.into_iter().enumerate() {
+                        let e = i * LANES + lane;
+                        let place = match is_v {
+                            true => [slot / 2, e, slot % 2],
+                            false => [e / 2, slot, e % 2],
+                        };
+                        let n = if is_v { x_len } else { block_len };
+                        codes[(place[0] * n + place[1]) * 2 + place[2]] = code;
                     }
                 }
             }
@@ -339,6 +381,8 @@ impl Kernel for Store<'_> {
                 let (codes, scales) = page.split_at_mut(x.len() * block_len);
                 // SAFETY: every bit pattern is an f16.
                 let (_, scales, _) = unsafe { scales.align_to_mut::<f16>() };
+                // Value `e` lies at `start + e * stride`.
+                let (start, stride) = if is_v { (slot * x.len(), 1) } else { (slot, block_len) };
                 let (x_blocks, _) = x.as_chunks::<KV_BLOCK>();
                 for (i, x) in x_blocks.iter().enumerate() {
                     let (d, q) = quantize_block(s, load_block(s, x));
@@ -368,17 +412,17 @@ mod tests {
 
     #[test]
     fn bytes_of_a_block() {
-        let f16 = layout(KvType::F16, KvType::F16);
-        assert_eq!(f16.block_bytes().unwrap(), 3 * 2 * 16 * 64 * 4);
-        let q8 = layout(KvType::F16, KvType::Q8_0);
-        assert_eq!(q8.block_bytes().unwrap(), 3 * 2 * 16 * (64 * 2 + 2 * 34));
+        let i16 = layout(KvType::I16, KvType::I16);
+        assert_eq!(i16.block_bytes().unwrap(), 3 * 2 * 16 * (64 * 2 + 4) * 2);
+        let q8 = layout(KvType::I16, KvType::Q8_0);
+        assert_eq!(q8.block_bytes().unwrap(), 3 * 2 * 16 * (64 * 2 + 4 + 2 * 34));
     }
 
     #[test]
     fn misfits_are_errors() {
-        let base = layout(KvType::F16, KvType::Q8_0);
+        let base = layout(KvType::I16, KvType::Q8_0);
         for (layout, message) in [
-            (KvLayout { head_size: 80, ..base.clone() }, "use F16"),
+            (KvLayout { head_size: 80, ..base.clone() }, "use I16"),
             (KvLayout { head_size: 72, ..base.clone() }, "multiple of 16"),
             (KvLayout { head_size: 0, ..base.clone() }, "multiple of 16"),
             (KvLayout { block_len: 48, ..base.clone() }, "block length"),
@@ -417,22 +461,36 @@ mod tests {
     const PLACES: [(u32, usize); 7] = [(5, 14), (5, 15), (0, 0), (0, 1), (3, 0), (3, 1), (3, 2)];
 
     #[test]
-    fn f16_values_are_where_they_belong() {
-        let (kv, k, v) = stored(Isa::best(), 2, KvType::F16, KvType::F16);
-        let saturated = |x: f32| f16::from_f32(x.clamp(-F16_MAX, F16_MAX));
+    fn i16_values_are_where_they_belong() {
+        let (kv, k, v) = stored(Isa::best(), 2, KvType::I16, KvType::I16);
         for (t, (block, slot)) in PLACES.into_iter().enumerate() {
             for head in 0..2 {
-                let k_page = as_f16(kv.k_page(block, 1, head));
-                let v_page = as_f16(kv.v_page(block, 1, head));
-                for e in 0..64 {
-                    assert_eq!(k_page[e * 16 + slot], saturated(k.row(t)[head * 64 + e]));
-                    assert_eq!(v_page[slot * 64 + e], saturated(v.row(t)[head * 64 + e]));
+                for (x, page, is_v) in [
+                    (k.row(t), kv.k_page(block, 1, head), false),
+                    (v.row(t), kv.v_page(block, 1, head), true),
+                ] {
+                    let x = &x[head * 64..(head + 1) * 64];
+                    let max = if is_v { 8191.0 } else { 16383.0 };
+                    let d = x.iter().fold(0.0f32, |a, x| a.max(x.abs())) / max;
+                    let (codes, scales) = page.split_at(64 * 16 * 2);
+                    assert_eq!(as_f32(scales)[slot], d);
+                    for (e, x) in x.iter().enumerate() {
+                        let place = match is_v {
+                            true => slot / 2 * 128 + e * 2 + slot % 2,
+                            false => e / 2 * 32 + slot * 2 + e % 2,
+                        };
+                        let code = as_i16(codes)[place];
+                        assert_eq!(code, (x * (1.0 / d)).round_ties_even() as i16);
+                        assert!((f32::from(code) * d - x).abs() <= 0.501 * d);
+                    }
                 }
             }
         }
         // Nothing else was written.
         let n_written = kv.bytes.as_slice().chunks(2).filter(|x| *x != [0xff, 0xff]).count();
-        assert_eq!(n_written, 7 * 128 * 2);
+        let n_minus_one = |kv: &KvCache| kv.bytes.as_slice().len() / 2 - n_written;
+        assert!(n_written <= 7 * (128 * 2 + 2 * 4), "{n_written}");
+        assert!(n_minus_one(&kv) + 7 * (128 * 2 + 2 * 4) < kv.bytes.as_slice().len() / 2 + 60);
     }
 
     #[test]
@@ -461,7 +519,7 @@ mod tests {
 
     #[test]
     fn every_instruction_set_stores_the_same_bytes() {
-        for (k_type, v_type) in [(KvType::F16, KvType::F16), (KvType::Q8_0, KvType::Q8_0)] {
+        for (k_type, v_type) in [(KvType::I16, KvType::I16), (KvType::Q8_0, KvType::Q8_0)] {
             let (expected, ..) = stored(Isa::Scalar, 1, k_type, v_type);
             for isa in Isa::available() {
                 for n_threads in 1..=3 {

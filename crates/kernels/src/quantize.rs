@@ -69,6 +69,32 @@ pub(crate) fn quantize_block<S: Simd>(s: S, [low, high]: [S::F; 2]) -> (f32, [S:
     (d, codes(s, [low, high], id))
 }
 
+/// The least magnitude that counts with i16 codes, for the same reason.
+const SMALLEST_WIDE: f32 = 1e-33;
+
+/// Scale of i16 codes: `d = amax / max`, NaN if that is not finite.
+///
+/// The codes are `round_ties_even(x * (1 / d))`: returns d and its inverse.
+#[inline(always)]
+pub(crate) fn wide_scale(amax: f32, max: f32) -> (f32, f32) {
+    let d = amax / max;
+    match d {
+        _ if amax < SMALLEST_WIDE => (0.0, 0.0),
+        _ if d.is_finite() => (d, 1.0 / d),
+        _ => (f32::NAN, 0.0),
+    }
+}
+
+/// The largest magnitude of whole vectors; a NaN is larger than infinity.
+#[inline(always)]
+pub(crate) fn largest_abs<S: Simd>(s: S, x: &[f32]) -> f32 {
+    let mut largest = s.splat(0.0);
+    for x in x.as_chunks().0 {
+        largest = s.max_abs(largest, s.load(x));
+    }
+    s.largest_abs(largest)
+}
+
 /// The codes of values, `id` the inverse of their scale.
 #[inline(always)]
 fn codes<S: Simd>(s: S, values: [S::F; 2], id: f32) -> [S::F; 2] {

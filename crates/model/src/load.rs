@@ -28,15 +28,15 @@ pub struct LoadOptions {
 }
 
 impl Default for LoadOptions {
-    /// The best instruction set on every core, in the file's own bits, with an F16 cache.
+    /// The best instruction set on every core, in the file's own bits, with an I16 cache.
     fn default() -> LoadOptions {
         LoadOptions {
             isa: Isa::best(),
             n_threads: available_cores(),
             precision: Precision::Native,
             block_len: 16,
-            k_type: KvType::F16,
-            v_type: KvType::F16,
+            k_type: KvType::I16,
+            v_type: KvType::I16,
         }
     }
 }

@@ -80,7 +80,8 @@ fn short_cases(name: &str, precision: Precision, bounds: &Bounds) {
 }
 
 /// Past Gemma's window of 512 tokens. Forty positions have only 400 deviations, so that the 99th
-/// percentile is the fourth largest: no more than one position's luck. It is printed, not bounded.
+/// percentile is the fourth largest: no more than one position's luck. It is printed, not bounded. Their
+/// mean is uncertain by a tenth, since those of one position go together: it may exceed by so much.
 fn long_case(name: &str, precision: Precision, bounds: &Bounds) {
     let Some(mut loaded) = load(name, precision) else { return };
     let case = cases(&format!("{name}-long")).remove(0);
@@ -97,7 +98,7 @@ fn long_case(name: &str, precision: Precision, bounds: &Bounds) {
     let (mean, reference) = (nll / case.nll.len() as f64, mean(&case.nll));
     println!("{name}: mean nll {mean:.5}, reference {reference:.5}");
     assert!((mean / reference - 1.0).abs() <= 0.005, "{name}: nll {mean} against {reference}");
-    deviations.check(name, &Bounds { p99: f64::INFINITY, ..*bounds });
+    deviations.check(name, &Bounds { mean: 1.1 * bounds.mean, p99: f64::INFINITY });
 }
 
 /// Greedy text first leaves a reference's where the reference itself was nearly undecided.
@@ -152,7 +153,7 @@ fn argmax(logits: &[f32]) -> TokenId {
 const SMOLLM2: (&str, Bounds) = ("smollm2-135m", Bounds { mean: 0.115, p99: 0.55 });
 const GEMMA3: (&str, Bounds) = ("gemma3-270m", Bounds { mean: 0.085, p99: 0.42 });
 const QWEN: (&str, Bounds) = ("qwen2.5-coder-0.5b", Bounds { mean: 0.05, p99: 0.22 });
-/// Float weights and activations differ from the reference by the F16 of the KV cache alone.
+/// Float weights and activations differ from the reference by the 16 bits of attention's integers alone.
 const FLOAT: Bounds = Bounds { mean: 0.004, p99: 0.02 };
 
 #[test]

@@ -321,7 +321,7 @@ pub struct Compute {
         long,
         value_name = "TYPE",
         hide_possible_values = true,
-        default_value = "f16",
+        default_value = "i16",
         env = "PACELINE_KV_TYPE_K",
         hide_env = true
     )]
@@ -331,7 +331,7 @@ pub struct Compute {
         long,
         value_name = "TYPE",
         hide_possible_values = true,
-        default_value = "f16",
+        default_value = "i16",
         env = "PACELINE_KV_TYPE_V",
         hide_env = true
     )]
@@ -400,7 +400,8 @@ pub struct Engine {
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Kv {
     /// Two bytes a value.
-    F16,
+    #[value(alias = "f16")]
+    I16,
     /// A little over one byte a value.
     #[value(name = "q8_0")]
     Q8_0,
@@ -409,7 +410,7 @@ pub enum Kv {
 impl From<Kv> for KvType {
     fn from(kv: Kv) -> KvType {
         match kv {
-            Kv::F16 => KvType::F16,
+            Kv::I16 => KvType::I16,
             Kv::Q8_0 => KvType::Q8_0,
         }
     }

@@ -80,7 +80,7 @@ impl Builder {
         self
     }
 
-    /// How K and V are kept, F16 by default.
+    /// How K and V are kept, I16 by default.
     pub fn kv_types(mut self, k: KvType, v: KvType) -> Builder {
         (self.load.k_type, self.load.v_type) = (k, v);
         self

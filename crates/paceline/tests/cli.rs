@@ -82,7 +82,7 @@ fn wrong_usage_is_one_line_that_names_it_and_code_2() {
         (&["run", "hi", "--max-model-len", "0"], &["--max-model-len is 0"]),
         (&["run", "hi", "--kv-memory", "2XB"], &["--kv-memory", "2XB", "2GiB"]),
         (&["run", "hi", "--kv-memory", "1000"], &["--kv-memory is 1000", "at least"]),
-        (&["run", "hi", "--kv-type-k", "q3"], &["--kv-type-k", "f16, q8_0"]),
+        (&["run", "hi", "--kv-type-k", "q3"], &["--kv-type-k", "i16, q8_0"]),
         (&["run", "hi", "--speculate", "yes"], &["--speculate", "off, lookup"]),
         (&["chat", "nothing.gguf", "--temperature", "-1"], &["--temperature is -1"]),
         (&["chat", "nothing.gguf", "--threads", "0"], &["--threads is 0"]),
@@ -386,7 +386,7 @@ fn inspect_shows_what_a_file_holds() {
     assert_eq!(facts["n_layers"], 30);
     assert_eq!(facts["tensors"].as_array().unwrap().len(), 272);
     // 30 layers, 3 heads of 64, K and V, two bytes each.
-    assert_eq!(facts["kv_bytes_per_1000_tokens"]["f16"], 30 * 3 * 64 * 2 * 2 * 1000);
+    assert_eq!(facts["kv_bytes_per_1000_tokens"]["i16"], 30 * 3 * (64 * 2 + 4) * 2 * 1000);
 }
 
 #[test]
@@ -492,7 +492,7 @@ fn a_model_is_served_until_the_signal() {
     let model = model.to_str().unwrap();
     let home = Home::new();
     let (mut child, address, banner) = serve(&home, model);
-    assert!(banner.contains("speculation off") && banner.contains("K f16, V f16"), "{banner}");
+    assert!(banner.contains("speculation off") && banner.contains("K i16, V i16"), "{banner}");
     let ask = |body: Value| {
         let mut response =
             ureq::post(format!("{address}/v1/chat/completions")).send(body.to_string()).unwrap();

@@ -186,8 +186,8 @@ fn setup(name: &str, isa: Isa, k_type: KvType, v_type: KvType) -> Option<Setup> 
 
 /// The default, what is recommended where memory is short, and the smallest.
 const EVERY_KV: [(KvType, KvType); 3] =
-    [(KvType::F16, KvType::F16), (KvType::F16, KvType::Q8_0), (KvType::Q8_0, KvType::Q8_0)];
-const MIXED_KV: [(KvType, KvType); 1] = [(KvType::F16, KvType::Q8_0)];
+    [(KvType::I16, KvType::I16), (KvType::I16, KvType::Q8_0), (KvType::Q8_0, KvType::Q8_0)];
+const MIXED_KV: [(KvType, KvType); 1] = [(KvType::I16, KvType::Q8_0)];
 
 fn check_on(isa: Isa, name: &str, kv: &[(KvType, KvType)], n_long: usize, max_tokens: usize) {
     if !isa.is_available() {
@@ -239,7 +239,7 @@ fn qwen_on_avx2() {
 fn instruction_sets_agree() {
     for (name, max_tokens) in [("smollm2-135m", 6), ("gemma3-270m", 2), ("qwen2.5-coder-0.5b", 2)] {
         let transcripts = Isa::available().filter_map(|isa| {
-            let setup = setup(name, isa, KvType::F16, KvType::Q8_0)?;
+            let setup = setup(name, isa, KvType::I16, KvType::Q8_0)?;
             let requests = requests(&setup, 1, max_tokens);
             let config = EngineConfig::default();
             Some((isa, run(&mut setup.engine(2, config), &requests).0))
@@ -254,7 +254,7 @@ fn instruction_sets_agree() {
 /// The slow way, for teaching: every token computed anew for each next one.
 #[test]
 fn without_kv_cache_the_text_is_the_same() {
-    let Some(setup) = setup("smollm2-135m", Isa::best(), KvType::F16, KvType::F16) else { return };
+    let Some(setup) = setup("smollm2-135m", Isa::best(), KvType::I16, KvType::I16) else { return };
     let requests = requests(&setup, 1, 12);
     let (with, _) = run(&mut setup.engine(2, EngineConfig::default()), &requests);
     let config = EngineConfig { kv_cache: false, ..EngineConfig::default() };
@@ -266,7 +266,7 @@ fn without_kv_cache_the_text_is_the_same() {
 /// The yardstick of the goldens computes in f32: it too keeps the promises.
 #[test]
 fn smollm2_in_float() {
-    let kv_type = KvType::F16;
+    let kv_type = KvType::I16;
     let Some(mut setup) = setup("smollm2-135m", Isa::best(), kv_type, kv_type) else { return };
     setup.options.precision = Precision::Float;
     check(&setup, 1, 17);

@@ -1,6 +1,6 @@
 //! What few rows of attention ask memory for before they need it.
 
-use super::tile::MAX_PAGES;
+use super::segment::MAX_PAGES;
 use crate::simd::{Kernel, Simd};
 
 /// Small tiles wait for memory: they ask for it so far ahead. Pages are too short for the processor
@@ -14,7 +14,8 @@ pub(super) const LINE: usize = 64;
 /// up what is read now.
 pub(super) struct Ahead {
     /// The first line and the number of lines.
-    pages: [(*const u8, usize); 3 * MAX_PAGES],
+    pages: [(*const u8, usize); 4 * MAX_PAGES],
+    n_pages: usize,
     page: usize,
     /// The next line, and how many of the page are left.
     line: *const u8,
@@ -25,19 +26,23 @@ impl Default for Ahead {
     /// Nothing.
     fn default() -> Ahead {
         let nothing = (std::ptr::null(), 0);
-        Ahead { pages: [nothing; 3 * MAX_PAGES], page: 0, line: nothing.0, n: 0 }
+        let pages = [nothing; 4 * MAX_PAGES];
+        Ahead { pages, n_pages: 0, page: 0, line: nothing.0, n: 0 }
     }
 }
 
 impl Ahead {
-    /// `pages` that are not empty, from the `first` of them on.
-    pub(super) fn over<'a>(pages: impl Iterator<Item = &'a [u8]>, first: usize) -> Ahead {
-        let mut ahead = Ahead::default();
-        for (to, page) in ahead.pages.iter_mut().zip(pages.filter(|page| !page.is_empty())) {
-            *to = (page.as_ptr(), page.len().div_ceil(LINE));
+    /// Adds a page, if it is not empty.
+    #[inline]
+    pub(super) fn add(&mut self, page: &[u8]) {
+        if page.is_empty() {
+            return;
         }
-        ahead.turn_to(first);
-        ahead
+        self.pages[self.n_pages] = (page.as_ptr(), page.len().div_ceil(LINE));
+        self.n_pages += 1;
+        if self.n_pages == 1 {
+            self.turn_to(0);
+        }
     }
 
     fn turn_to(&mut self, page: usize) {
@@ -49,7 +54,7 @@ impl Ahead {
     #[inline(always)]
     pub(super) fn step<S: Simd>(&mut self, s: S, n_lines: usize) {
         if self.n < n_lines {
-            if self.page < self.pages.len() {
+            if self.page < self.n_pages {
                 self.turn_to(self.page + 1);
             }
             return;
@@ -62,14 +67,20 @@ impl Ahead {
     }
 }
 
-/// Asks for a whole page.
-pub(super) struct FetchPage<'a>(pub(super) &'a [u8]);
+/// Asks for all of some pages from a byte on.
+pub(super) struct Fetch<'a> {
+    pub(super) pages: &'a [&'a [u8]],
+    pub(super) from: usize,
+}
 
-impl Kernel for FetchPage<'_> {
+impl Kernel for Fetch<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        self.0.chunks(LINE).for_each(|line| s.fetch(line.as_ptr()));
+        for page in self.pages {
+            let bytes = page.get(self.from..).unwrap_or_default();
+            bytes.chunks(LINE).for_each(|line| s.fetch(line.as_ptr()));
+        }
     }
 }

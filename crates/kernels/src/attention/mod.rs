@@ -6,11 +6,18 @@
 //! 256 into segments; in each, for one query head:
 //!
 //! ```text
-//! s[t] = scale * sum over e of q[e] k[t][e]        one fma chain, e ascending, one token per lane
+//! k[t] = dk[t] ck[t],  v[t] = dv[t] cv[t],  q = dq cq          whole codes c, one scale d for each
+//! dq   = max(max |q| / 32766, sum |q| / 131000)                 the largest sum of 64 values
+//! s[t] = scale dq (dk[t] sum over e of cq[e] ck[t][e])          exact in i32 for 64 values at a time
 //! m    = max s,  p[t] = exp(s[t] - m)
-//! l    = sum p                                     lane t % 16, t ascending, then Simd::sum
-//! o[e] = sum over t of p[t] v[t][e]                one fma chain, t ascending, one value per lane
+//! l    = sum p                                                  lane t % 16, t ascending, then Simd::sum
+//! w[t] = p[t] dv[t] = u cw[t],  u = max(max w / 32766, sum w / 262000)
+//! o[e] = u sum over t of cw[t] cv[t][e]                         exact in i32
 //! ```
+//!
+//! Codes of K go up to 16383, of V to 8191; what that leaves of 31 bits is the queries' and the weights', whose
+//! scales keep the sum of 64, or of a segment, below it: one large value among small ones is no loss for these.
+//! Two products a lane are one instruction, twice as many as in f32, and being exact have no order.
 //!
 //! and the segments are folded in ascending order into (M, L, O), starting at (-inf, 0, 0):
 //!
@@ -19,21 +26,21 @@
 //! L' = fma(L, a, l b),  O' = fma(O, a, o b);    y = O (1 / L)
 //! ```
 //!
-//! K in Q8_0: a chain over the codes of each 32 values, then one fma with the block's scale into
-//! the sum over blocks. V in Q8_0: `p[t] * d`, rounded, multiplies the codes. A soft cap replaces
-//! `s` by `cap tanh(s / cap)`. Tokens outside a row's window never enter its arithmetic, so memory
-//! that was never written, or is another sequence's, cannot reach a result.
+//! K and V in Q8_0 are turned into such codes first (`segment.rs`). A soft cap replaces `s` by
+//! `cap tanh(s / cap)`. Tokens outside a row's window have the score -inf and the weight 0 whatever the
+//! cache holds, so memory that was never written, or is another sequence's, cannot reach a result.
 //!
 //! # The work
 //!
 //! Rows times query heads of one key/value head are cut into tiles of up to `Isa::tile_rows`, which
-//! share each vector of K and V that is loaded. An item is some tiles of a span, which share what is
-//! turned into f32 and fold the segments as they go; where that is too much of the step's work for one
+//! share each vector of K and V that is loaded. An item is some tiles of a span, which share what they
+//! read and fold the segments as they go; where that is too much of the step's work for one
 //! thread, an item is some segments of them, and the fold follows. Both fold the same numbers in the
 //! same order.
 
 mod ahead;
 mod plan;
+mod segment;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -49,6 +56,7 @@ use crate::simd::{Kernel, LANES, Simd};
 use crate::split::Split;
 use ahead::Ahead;
 use plan::{Item, Plan};
+use segment::{Expanded, Pages, Segment};
 use std::array::from_fn;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -104,9 +112,9 @@ pub(crate) struct Scratch {
 #[derive(Default)]
 struct Scratches {
     tiles: Vec<TileRows>,
-    queries: Vec<[f32; SEGMENT]>,
+    queries: Vec<[i16; tile::CHUNK]>,
     outputs: Vec<f32>,
-    expanded: tile::Expanded,
+    expanded: Expanded,
     tile: tile::Scratch,
 }
 
@@ -116,6 +124,8 @@ struct TileRows {
     rows: Range<usize>,
     /// The step's row, its position, and its columns in q and y; the last one repeats.
     places: [(usize, usize, Range<usize>); tile::MAX_ROWS],
+    /// Of the queries.
+    scales: [f32; tile::MAX_ROWS],
     folded: Folded,
 }
 
@@ -266,16 +276,16 @@ impl Step<'_> {
         let Scratches { tiles, queries, outputs, expanded, tile: scratch } = scratch;
         tiles.clear();
         tiles.extend(item.tiles().map(|rows| self.tile_rows(span, item.head, rows)));
-        // Queries of a tile, `[E / 256][R]`.
-        let n_queries = head_size.div_ceil(SEGMENT) * tile::MAX_ROWS;
-        queries.resize(n_queries * tiles.len(), [0.0; SEGMENT]);
-        for (tile, queries) in tiles.iter().zip(queries.chunks_exact_mut(n_queries)) {
-            let n_rows = tile.rows.len();
-            for (j, (row, _, cols)) in tile.padded().iter().enumerate() {
-                let q = self.q.row(*row)[cols.clone()].chunks(SEGMENT);
-                for (i, q) in q.enumerate() {
-                    queries[i * tile::padded_rows(n_rows) + j][..q.len()].copy_from_slice(q);
-                }
+        // Queries of a tile, `[E / 64][R]`.
+        let n_chunks = head_size.div_ceil(tile::CHUNK);
+        let n_queries = n_chunks * tile::MAX_ROWS;
+        queries.resize(n_queries * tiles.len(), [0; tile::CHUNK]);
+        for (tile, queries) in tiles.iter_mut().zip(queries.chunks_exact_mut(n_queries)) {
+            let stride = tile.padded().len();
+            for j in 0..stride {
+                let (row, _, cols) = &tile.places[j];
+                let (x, to) = (&self.q.row(*row)[cols.clone()], &mut queries[j..]);
+                tile.scales[j] = self.cpu.compute(tile::Query { x, to, stride });
             }
         }
         // What is folded of a tile, `[R][E]`.
@@ -285,19 +295,17 @@ impl Step<'_> {
         let waits = tiles.len() == 1;
         for number in item.segments.clone() {
             let start = number * SEGMENT;
-            let mut segment = tile::Segment::new(layout, self.pages(item, number));
+            let segment = Segment::new(self.cpu, layout, self.pages(item, number), expanded);
             let mut ahead = Ahead::default();
-            if tiles.len() > 1 {
-                segment = segment.expand(self.cpu, expanded);
-            } else if waits {
+            if waits {
+                segment.fetch_scales(self.cpu);
                 if is_first && number == item.segments.start {
                     segment.fetch_start(self.cpu);
                 }
                 let following = match number + 1 < item.segments.end {
                     true => self.pages(item, number + 1),
-                    false => next.map_or_else(tile::Pages::default, |next| {
-                        self.pages(next, next.segments.start)
-                    }),
+                    false => next
+                        .map_or_else(Pages::default, |next| self.pages(next, next.segments.start)),
                 };
                 ahead = segment.ahead(&following);
             }
@@ -313,8 +321,8 @@ impl Step<'_> {
                     continue;
                 }
                 let work = Tile { segment: &segment, params: self.params, seen: &seen[..padded] };
-                let n = head_size.div_ceil(SEGMENT) * padded;
-                let next = work.compute(self.cpu, &queries[..n], &mut ahead, scratch);
+                let queries = (&queries[..n_chunks * padded], &tile.scales[..padded]);
+                let next = work.compute(self.cpu, queries, &mut ahead, scratch);
                 if let Some(place) = &plan.partials[item.span] {
                     let o = |j: usize| &scratch.o[j * head_size..(j + 1) * head_size];
                     for j in (0..n_rows).filter(|&j| !seen[j].is_empty()) {
@@ -347,11 +355,11 @@ impl Step<'_> {
     }
 
     /// The pages of a segment that an item reads.
-    fn pages(&self, item: &Item, segment: usize) -> tile::Pages<'_> {
+    fn pages(&self, item: &Item, segment: usize) -> Pages<'_> {
         let layout = self.kv.layout();
         let table = &self.blocks[self.spans[item.span].blocks.clone()];
         let blocks = &table[segment * SEGMENT / layout.block_len..];
-        let mut pages = tile::Pages::default();
+        let mut pages = Pages::default();
         for (i, &block) in blocks.iter().take(SEGMENT / layout.block_len).enumerate() {
             pages.k[i] = self.kv.k_page(block, self.layer, item.head);
             pages.v[i] = self.kv.v_page(block, self.layer, item.head);
@@ -368,7 +376,8 @@ impl Step<'_> {
             let row = row / self.group;
             (span.rows.start + row, span.position + row, head * head_size..(head + 1) * head_size)
         });
-        TileRows { rows, places, folded: Folded::default() }
+        let scales = [0.0; tile::MAX_ROWS];
+        TileRows { rows, places, scales, folded: Folded::default() }
     }
 
     /// Folds the partial results of row `t`, if it has some, into its output `[H * E]`.

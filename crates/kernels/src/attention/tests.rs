@@ -25,7 +25,7 @@ impl Case {
     fn new(seed: u64, len: usize, head_size: usize, n_kv_heads: usize, group: usize) -> Case {
         let mut random = Random::new(seed);
         let cols = n_kv_heads * head_size;
-        let (k_type, v_type) = (KvType::F16, KvType::F16);
+        let (k_type, v_type) = (KvType::I16, KvType::I16);
         let scale = 2.0 / (head_size as f32).sqrt();
         Case {
             layout: KvLayout { n_layers: 2, n_kv_heads, head_size, block_len: 16, k_type, v_type },
@@ -83,9 +83,12 @@ impl Case {
     }
 
     /// What a cache of this type gives back.
-    fn rounded(kv_type: KvType, x: &[f32]) -> Vec<f64> {
+    fn rounded(kv_type: KvType, max: f32, x: &[f32]) -> Vec<f64> {
         match kv_type {
-            KvType::F16 => x.iter().map(|&x| f16::from_f32(x).to_f64()).collect(),
+            KvType::I16 => {
+                let d = x.iter().fold(0.0f32, |a, x| a.max(x.abs())) / max;
+                x.iter().map(|x| (x * (1.0 / d)).round_ties_even() as f64 * f64::from(d)).collect()
+            }
             KvType::Q8_0 => x
                 .chunks(32)
                 .flat_map(|x| {
@@ -109,7 +112,8 @@ impl Case {
                 let head = h / self.group * e..(h / self.group + 1) * e;
                 let q = &self.q.row(t)[h * e..(h + 1) * e];
                 let score = |i: usize| {
-                    let k = Self::rounded(self.layout.k_type, &self.k.row(i)[head.clone()]);
+                    let k =
+                        Self::rounded(self.layout.k_type, 16383.0, &self.k.row(i)[head.clone()]);
                     let s = scale * q.iter().zip(k).map(|(&q, k)| f64::from(q) * k).sum::<f64>();
                     let cap = |cap: f32| f64::from(cap) * (s / f64::from(cap)).tanh();
                     self.params.softcap.map_or(s, cap)
@@ -120,7 +124,7 @@ impl Case {
                 let sum: f64 = p.iter().sum();
                 let mut o = vec![0.0; e];
                 for (i, p) in seen.clone().zip(p) {
-                    let v = Self::rounded(self.layout.v_type, &self.v.row(i)[head.clone()]);
+                    let v = Self::rounded(self.layout.v_type, 8191.0, &self.v.row(i)[head.clone()]);
                     o.iter_mut().zip(v).for_each(|(o, v)| *o += p * v / sum);
                 }
                 y.extend(o);
@@ -210,7 +214,7 @@ fn assert_same(a: &Output, b: &Output, what: &str) {
 }
 
 const TYPES: [(KvType, KvType); 3] =
-    [(KvType::F16, KvType::F16), (KvType::F16, KvType::Q8_0), (KvType::Q8_0, KvType::Q8_0)];
+    [(KvType::I16, KvType::I16), (KvType::I16, KvType::Q8_0), (KvType::Q8_0, KvType::Q8_0)];
 
 #[test]
 fn close_to_f64() {
@@ -226,10 +230,12 @@ fn close_to_f64() {
                     let y = case.run_from(&cpu, first);
                     let reference = case.reference(first..len);
                     assert_eq!(y.float.len(), reference.len());
+                    let mut worst = 0.0f64;
                     for (y, reference) in y.float.iter().zip(reference) {
                         let error = (f64::from(f32::from_bits(*y)) - reference).abs();
-                        assert!(error < 1e-6, "{isa} {len} {window:?} {k_type:?}: {error:e}");
+                        worst = error.max(worst);
                     }
+                    assert!(worst < 1e-4, "{isa} {len} {window:?} {k_type:?}: {worst:e}");
                 }
             }
         }
@@ -377,7 +383,9 @@ fn one_token_gives_its_value() {
         let y = case.run(&Cpu::new(isa, 1), &[1]);
         for (i, y) in y.float.iter().enumerate() {
             let v = case.v.row(0)[i / 128 * 64 + i % 64];
-            assert_eq!(f32::from_bits(*y), f16::from_f32(v).to_f32());
+            let head = &case.v.row(0)[i / 128 * 64..][..64];
+            let d = head.iter().fold(0.0f32, |a, x| a.max(x.abs())) / 8191.0;
+            assert!((f32::from_bits(*y) - v).abs() <= 0.501 * d);
         }
     }
 }

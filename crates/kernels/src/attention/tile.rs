@@ -1,147 +1,32 @@
 //! A tile: some rows of attention over one segment of the cache.
 
-use super::ahead::{AHEAD_BYTES, Ahead, FetchPage, LINE};
+use super::ahead::Ahead;
+use super::segment::{Codes, Segment};
 use super::{AttentionParams, Folded};
 use crate::cpu::Cpu;
-use crate::kv::{KV_BLOCK, KvLayout, KvType, SEGMENT, as_f16, as_i8};
+use crate::kv::{KvLayout, SEGMENT};
 use crate::math;
+use crate::quantize::wide_scale;
 use crate::simd::{Kernel, LANES, Simd};
-use half::f16;
 use std::ops::Range;
 
-/// Pages of a segment, at most: the shortest block holds 16 tokens.
-pub(super) const MAX_PAGES: usize = SEGMENT / LANES;
+/// Values of a query whose products with K are summed in an i32.
+pub(super) const CHUNK: usize = 64;
 
-/// The pages of one segment and one key/value head; those past the block table's end are empty.
-#[derive(Default)]
-pub(super) struct Pages<'a> {
-    pub(super) k: [&'a [u8]; MAX_PAGES],
-    pub(super) v: [&'a [u8]; MAX_PAGES],
-}
+/// The largest code of a query, and of a weight of V.
+const CODE_MAX: f32 = 32766.0;
 
-/// The cells of the pages of K or of V, without what else is in them.
-enum Cells<'a> {
-    F16([&'a [f16]; MAX_PAGES]),
-    I8([&'a [i8]; MAX_PAGES]),
-    /// Either, turned into f32.
-    F32([&'a [f32]; MAX_PAGES]),
-}
+/// The most that the magnitudes of a chunk's codes sum up to, each rounded by up to 1/2:
+/// `(131000 + 32) * K_MAX < 2^31`.
+const QUERY_SUM: f32 = 131_000.0;
 
-impl<'a> Cells<'a> {
-    /// The `n` cells of each page.
-    fn of(pages: &[&'a [u8]; MAX_PAGES], kv_type: KvType, n: usize) -> Cells<'a> {
-        match kv_type {
-            KvType::F16 => Cells::F16(pages.map(as_f16)),
-            KvType::Q8_0 => Cells::I8(pages.map(|page| &as_i8(page)[..page.len().min(n)])),
-        }
-    }
+/// The same of a segment's weights: `(262000 + 128) * V_MAX < 2^31`.
+const WEIGHT_SUM: f32 = 262_000.0;
 
-    /// The same as f32, in `to`.
-    fn expand<'b>(&self, cpu: &Cpu, to: &'b mut Vec<f32>) -> Cells<'b> {
-        fn all<'b, C: Cell>(
-            cpu: &Cpu,
-            pages: &[&[C]; MAX_PAGES],
-            to: &'b mut Vec<f32>,
-        ) -> [&'b [f32]; MAX_PAGES] {
-            let len = pages.iter().map(|page| page.len()).sum();
-            to.resize(len, 0.0);
-            let mut rest = &mut to[..];
-            pages.map(|page| {
-                let (to, others) = std::mem::take(&mut rest).split_at_mut(page.len());
-                rest = others;
-                cpu.compute(Expand { page, to });
-                &*to
-            })
-        }
-        Cells::F32(match self {
-            Cells::F16(pages) => all(cpu, pages, to),
-            Cells::I8(pages) => all(cpu, pages, to),
-            Cells::F32(pages) => all(cpu, pages, to),
-        })
-    }
-}
-
-/// `$body` with `$pages` the pages of the cells, of whatever type.
-macro_rules! with_cells {
-    ($cells:expr, $pages:ident => $body:expr) => {
-        match $cells {
-            Cells::F16($pages) => $body,
-            Cells::I8($pages) => $body,
-            Cells::F32($pages) => $body,
-        }
-    };
-}
-
-/// A page's cells as f32.
-struct Expand<'a, C> {
-    page: &'a [C],
-    to: &'a mut [f32],
-}
-
-impl<C: Cell> Kernel for Expand<'_, C> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        for (to, cells) in self.to.as_chunks_mut().0.iter_mut().zip(self.page.as_chunks().0) {
-            s.store(C::load(s, cells), to);
-        }
-    }
-}
-
-/// A segment of the cache as the tiles read it.
-pub(super) struct Segment<'a> {
-    layout: &'a KvLayout,
-    pages: Pages<'a>,
-    k: Cells<'a>,
-    v: Cells<'a>,
-    /// Tokens of a page of `v`.
-    v_len: usize,
-}
-
-/// A thread's memory for a [`Segment`] in f32.
-#[derive(Default)]
-pub(super) struct Expanded {
-    k: Vec<f32>,
-    v: Vec<f32>,
-}
-
-impl<'a> Segment<'a> {
-    /// The segment as it is cached.
-    pub(super) fn new(layout: &'a KvLayout, pages: Pages<'a>) -> Segment<'a> {
-        let n = layout.head_size * layout.block_len;
-        let k = Cells::of(&pages.k, layout.k_type, n);
-        let v = Cells::of(&pages.v, layout.v_type, n);
-        Segment { layout, pages, k, v, v_len: layout.block_len }
-    }
-
-    /// The segment in f32, for more than one tile.
-    pub(super) fn expand(self, cpu: &Cpu, to: &'a mut Expanded) -> Segment<'a> {
-        let k = self.k.expand(cpu, &mut to.k);
-        self.v.expand(cpu, &mut to.v);
-        // Token by token, pages that follow one another are one.
-        let mut v = [&[][..]; MAX_PAGES];
-        v[0] = &to.v[..];
-        Segment { k, v: Cells::F32(v), v_len: SEGMENT, ..self }
-    }
-
-    /// What to ask memory for while tiles of few rows read the segment: its own pages, those of K
-    /// first, then `next`, from [`AHEAD_BYTES`] on.
-    pub(super) fn ahead(&self, next: &Pages<'_>) -> Ahead {
-        let pages = self.pages.k.iter().chain(&self.pages.v).chain(&next.k);
-        Ahead::over(pages.copied(), self.n_ahead())
-    }
-
-    /// Asks for what [`Segment::ahead`] leaves out, for who comes without notice.
-    pub(super) fn fetch_start(&self, cpu: &Cpu) {
-        let pages = self.pages.k.iter().take(self.n_ahead());
-        pages.for_each(|page| cpu.compute(FetchPage(page)));
-    }
-
-    /// Pages in [`AHEAD_BYTES`].
-    fn n_ahead(&self) -> usize {
-        AHEAD_BYTES.div_ceil(self.pages.k[0].len().max(1))
-    }
+/// Scale of codes that keep both limits, and its inverse.
+#[inline(always)]
+fn scale(largest: f32, sum: f32, max_sum: f32) -> (f32, f32) {
+    wide_scale((largest / CODE_MAX).max(sum / max_sum), 1.0)
 }
 
 /// 0, 1, 2 ...
@@ -161,22 +46,54 @@ pub(super) fn padded_rows(n: usize) -> usize {
     }
 }
 
+/// The codes of a query `[E]`, chunk `i` at `to[i * stride]`; returns their scale.
+pub(super) struct Query<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) to: &'a mut [[i16; CHUNK]],
+    pub(super) stride: usize,
+}
+
+impl Kernel for Query<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        let (mut largest, mut sum) = (s.splat(0.0), 0.0f32);
+        for chunk in self.x.chunks(CHUNK) {
+            let mut chunk_sum = s.splat(0.0);
+            for x in chunk.as_chunks().0 {
+                let magnitude = s.max_abs(s.load(x), s.splat(0.0));
+                largest = s.max_abs(largest, magnitude);
+                chunk_sum = s.add(chunk_sum, magnitude);
+            }
+            sum = sum.max(s.sum(chunk_sum));
+        }
+        let (d, id) = scale(s.largest_abs(largest), sum, QUERY_SUM);
+        for (i, x) in self.x.as_chunks().0.iter().enumerate() {
+            let to = &mut self.to[i * LANES / CHUNK * self.stride];
+            let (to, _) = to.as_chunks_mut();
+            s.store_i16(s.mul(s.load(x), s.splat(id)), &mut to[i % (CHUNK / LANES)]);
+        }
+        d
+    }
+}
+
 /// A thread's memory for tiles of R rows.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Scores, then probabilities, `[R]`.
-    p: Vec<[f32; SEGMENT]>,
-    /// Probabilities times scales, `[R]`.
-    scaled: Vec<[f32; SEGMENT]>,
+    /// Scores, then weights of V, `[R]`.
+    x: Vec<[f32; SEGMENT]>,
+    /// Codes of the weights, `[R]`.
+    codes: Vec<[i16; SEGMENT]>,
     /// Output, `[R][E]`.
     pub(super) o: Vec<f32>,
 }
 
 impl Scratch {
     /// Prepares for a tile of `n_rows`; contents are unspecified.
-    pub(super) fn set_rows(&mut self, n_rows: usize, head_size: usize) {
-        self.p.resize(n_rows, [0.0; SEGMENT]);
-        self.scaled.resize(n_rows, [0.0; SEGMENT]);
+    fn set_rows(&mut self, n_rows: usize, head_size: usize) {
+        self.x.resize(n_rows, [0.0; SEGMENT]);
+        self.codes.resize(n_rows, [0; SEGMENT]);
         self.o.resize(n_rows * head_size, 0.0);
     }
 }
@@ -206,109 +123,37 @@ macro_rules! with_rows {
 }
 
 impl Tile<'_> {
-    /// Reads the queries, `[E / 256][R]` of up to 256 values, writes `o` of the scratch, and returns
-    /// m and l. A row that sees nothing of the
-    /// segment gets values without meaning.
+    /// Reads the codes of the queries, `[E / 64][R]` of up to 64, and their scales, writes `o` of the
+    /// scratch, and returns m and l. A row that sees nothing of the segment gets values without meaning.
     pub(super) fn compute(
         &self,
         cpu: &Cpu,
-        q: &[[f32; SEGMENT]],
+        (q, scales): (&[[i16; CHUNK]], &[f32]),
         ahead: &mut Ahead,
         scratch: &mut Scratch,
     ) -> Folded {
-        let KvLayout { head_size, v_type, .. } = *self.segment.layout;
-        scratch.set_rows(self.seen.len(), head_size);
-        let Scratch { p, scaled, o } = scratch;
+        let head_size = self.segment.layout.head_size;
         let n_rows = self.seen.len();
+        scratch.set_rows(n_rows, head_size);
+        let Scratch { x, codes, o } = scratch;
         let some = self.seen.iter().filter(|seen| !seen.is_empty());
-        let start = some.clone().map(|seen| seen.start).min();
-        let end = some.map(|seen| seen.end).max();
-        // Whole vectors of tokens with all that some row sees; the rest of them is garbage.
-        let vectors = start.unwrap_or(0) / LANES..end.unwrap_or(0).div_ceil(LANES);
-
+        let start = some.clone().map(|seen| seen.start).min().unwrap_or(0);
+        let end = some.map(|seen| seen.end).max().unwrap_or(0);
+        // Whole vectors: a block is no shorter. What a row does not see of them is hidden from it.
+        let vectors = start / LANES..end.div_ceil(LANES);
+        let (segment, params, seen) = (self.segment, self.params, self.seen);
         with_rows!(n_rows, R => {
-            let vectors = vectors.clone();
-            let segment = self.segment;
-            with_cells!(&segment.k, pages => {
-                let q = rows_of(q);
-                cpu.compute(Scores::<_, R> { segment, pages, q, vectors, ahead, p });
-            });
+            let (q, vectors) = (q.as_chunks().0, vectors.clone());
+            cpu.compute(Scores::<R> { segment, q, vectors, ahead, x });
         });
-        let folded = cpu.compute(Softmax { params: self.params, seen: self.seen, p });
-        o.fill(0.0);
-        match v_type {
-            KvType::F16 => self.sum_values(cpu, p, 0..head_size, ahead, o),
-            KvType::Q8_0 => {
-                for block in 0..head_size / KV_BLOCK {
-                    let vectors = vectors.clone();
-                    let segment = self.segment;
-                    cpu.compute(ScaleByBlock { segment, block, vectors, p, scaled });
-                    let values = block * KV_BLOCK..(block + 1) * KV_BLOCK;
-                    self.sum_values(cpu, scaled, values, ahead, o);
-                }
-            }
-        }
+        let v = &segment.v;
+        let (folded, units) = cpu.compute(Softmax { params, scales, seen, v, vectors, x, codes });
+        with_rows!(n_rows, R => {
+            let (codes, pairs) = (&codes.as_chunks().0[0], start / 2..end.div_ceil(2));
+            cpu.compute(Sums::<R> { segment, codes, units: &units, pairs, ahead, o });
+        });
         folded
     }
-
-    /// Adds `p v` to the given values of `o`, `[R][E]`.
-    ///
-    /// ```text
-    /// row 0   |before|- - - common - - -|            tokens that all rows see: a tile
-    /// row 1      |bef|- - - common - - -|after|      the others: rows that see the same together
-    /// ```
-    fn sum_values(
-        &self,
-        cpu: &Cpu,
-        p: &[[f32; SEGMENT]],
-        values: Range<usize>,
-        ahead: &mut Ahead,
-        o: &mut [f32],
-    ) {
-        let some = self.seen.iter().filter(|seen| !seen.is_empty());
-        let start = some.clone().map(|seen| seen.start).max().unwrap_or(0);
-        let common = start..some.map(|seen| seen.end).min().unwrap_or(0).max(start);
-        let (segment, vectors) = (self.segment, values.start / LANES..values.end / LANES);
-        let head_size = segment.layout.head_size;
-        let mut sum_rows = |rows: Range<usize>, tokens: Range<usize>, o: &mut [f32]| {
-            let ahead = &mut *ahead;
-            if tokens.is_empty() {
-                return;
-            }
-            let (p, o) = (&p[rows.clone()], &mut o[rows.start * head_size..]);
-            with_rows!(rows.len(), R => {
-                let (p, tokens, vectors) = (&rows_of(p)[0], tokens, vectors.clone());
-                with_cells!(&segment.v, pages => {
-                    cpu.compute(Sums::<_, R> { segment, pages, p, tokens, vectors, ahead, o });
-                });
-            });
-        };
-        for (rows, seen) in self.alike() {
-            sum_rows(rows, seen.start..seen.end.min(common.start), o);
-        }
-        sum_rows(0..self.seen.len(), common.clone(), o);
-        for (rows, seen) in self.alike() {
-            sum_rows(rows, seen.start.max(common.end)..seen.end, o);
-        }
-    }
-
-    /// Consecutive rows that see the same tokens, as many as a tile may have.
-    fn alike(&self) -> impl Iterator<Item = (Range<usize>, &Range<usize>)> {
-        let mut row = 0;
-        std::iter::from_fn(move || {
-            let seen = self.seen.get(row)?;
-            let n = self.seen[row..].iter().take_while(|other| *other == seen).count();
-            // The largest tile that is not padded.
-            let n = (1..=n).rev().find(|&n| padded_rows(n) == n).unwrap_or(1);
-            row += n;
-            Some((row - n..row, seen))
-        })
-    }
-}
-
-/// Rows, R at a time.
-fn rows_of<const R: usize>(rows: &[[f32; SEGMENT]]) -> &[[[f32; SEGMENT]; R]] {
-    rows.as_chunks().0
 }
 
 /// Vectors that [`chain`] keeps in registers: sums, and what several rows read.
@@ -343,18 +188,18 @@ macro_rules! widest {
     }};
 }
 
-/// `p = q k` for R rows.
-struct Scores<'a, C, const R: usize> {
+/// `x = q k` for R rows, but for the scales of the queries.
+struct Scores<'a, const R: usize> {
     segment: &'a Segment<'a>,
-    pages: &'a [&'a [C]; MAX_PAGES],
-    q: &'a [[[f32; SEGMENT]; R]],
+    /// `[E / 64]`.
+    q: &'a [[[i16; CHUNK]; R]],
     /// Of tokens.
     vectors: Range<usize>,
     ahead: &'a mut Ahead,
-    p: &'a mut [[f32; SEGMENT]],
+    x: &'a mut [[f32; SEGMENT]],
 }
 
-impl<C: Cell, const R: usize> Kernel for Scores<'_, C, R> {
+impl<const R: usize> Kernel for Scores<'_, R> {
     type Output = ();
 
     #[inline(always)]
@@ -368,166 +213,131 @@ impl<C: Cell, const R: usize> Kernel for Scores<'_, C, R> {
     }
 }
 
-impl<C: Cell, const R: usize> Scores<'_, C, R> {
+impl<const R: usize> Scores<'_, R> {
     /// N vectors of tokens, `vector` the first.
     #[inline(always)]
     fn tile<S: Simd, const N: usize>(&mut self, s: S, vector: usize) {
-        let KvLayout { head_size, block_len, k_type, .. } = *self.segment.layout;
-        let mut pages = [&[][..]; N];
-        let mut scales = [&[][..]; N];
-        let mut slots = [0; N];
-        for v in 0..N {
-            let token = (vector + v) * LANES;
-            let page = token / block_len;
-            pages[v] = self.pages[page];
-            slots[v] = token % block_len;
-            if k_type == KvType::Q8_0 {
-                scales[v] = as_f16(&self.segment.pages.k[page][head_size * block_len..]);
+        let KvLayout { head_size, block_len, .. } = *self.segment.layout;
+        let k = &self.segment.k;
+        for (i, q) in self.q.iter().enumerate() {
+            let first = i * CHUNK;
+            let pairs = 0..CHUNK.min(head_size - first) / 2;
+            let mut rows = [&[][..]; N];
+            for v in 0..N {
+                let token = (vector + v) * LANES;
+                let start = first * block_len + token % block_len * 2;
+                rows[v] = &k.pages[token / block_len][start..];
             }
-        }
-        match k_type {
-            KvType::F16 => {
-                let mut sums = [[s.splat(0.0); N]; R];
-                for (i, q) in self.q.iter().enumerate() {
-                    let first = i * SEGMENT;
-                    let mut k = [&[][..]; N];
-                    for v in 0..N {
-                        k[v] = &pages[v][first * block_len + slots[v]..];
+            let sums = [[s.zeros(); N]; R];
+            let sums = chain(s, sums, q, pairs, rows, 2 * block_len, self.ahead);
+            for r in 0..R {
+                let (x, _) = self.x[r][vector * LANES..].as_chunks_mut();
+                for v in 0..N {
+                    let mut sum = s.to_float(sums[r][v]);
+                    if i > 0 {
+                        sum = s.add(s.load(&x[v]), sum);
                     }
-                    let values = 0..SEGMENT.min(head_size - first);
-                    chain(s, &mut sums, q, values, k, block_len, self.ahead);
-                }
-                for (p, sums) in self.p.iter_mut().zip(sums) {
-                    store_vectors(s, sums, &mut p[vector * LANES..]);
-                }
-            }
-            KvType::Q8_0 => {
-                for p in &mut *self.p {
-                    p[vector * LANES..][..N * LANES].fill(0.0);
-                }
-                for b in 0..head_size / KV_BLOCK {
-                    let first = b * KV_BLOCK;
-                    let q = &self.q[first / SEGMENT];
-                    let values = first % SEGMENT..first % SEGMENT + KV_BLOCK;
-                    let mut codes = [&[][..]; N];
-                    let mut d = [s.splat(0.0); N];
-                    for v in 0..N {
-                        codes[v] = &pages[v][first * block_len + slots[v]..];
-                        let (halves, _) = scales[v][b * block_len + slots[v]..].as_chunks();
-                        d[v] = s.load_f16(&halves[0]);
+                    if i + 1 == self.q.len() {
+                        sum = s.mul(sum, k.scales(s, (vector + v) * LANES));
                     }
-                    let mut sums = [[s.splat(0.0); N]; R];
-                    chain(s, &mut sums, q, values, codes, block_len, self.ahead);
-                    for (p, sums) in self.p.iter_mut().zip(sums) {
-                        let (p, _) = p[vector * LANES..].as_chunks_mut();
-                        for (p, (sum, d)) in p.iter_mut().zip(sums.into_iter().zip(d)) {
-                            s.store(s.fma(sum, d, s.load(p)), p);
-                        }
-                    }
+                    s.store(sum, &mut x[v]);
                 }
             }
         }
     }
 }
 
-/// Scales, caps and masks each row's scores, makes probabilities of them, and returns m and l.
+/// Scales, caps and masks each row's scores, makes probabilities and weights of V of them, and returns m
+/// and l, and the scales of the weights.
 struct Softmax<'a> {
     params: &'a AttentionParams,
+    /// Of the queries.
+    scales: &'a [f32],
     seen: &'a [Range<usize>],
-    p: &'a mut [[f32; SEGMENT]],
+    v: &'a Codes<'a>,
+    /// Of tokens, those that any row sees.
+    vectors: Range<usize>,
+    x: &'a mut [[f32; SEGMENT]],
+    codes: &'a mut [[i16; SEGMENT]],
 }
 
 impl Kernel for Softmax<'_> {
-    type Output = Folded;
+    type Output = (Folded, [f32; LANES]);
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> Folded {
-        let mut folded = Folded::default();
-        for (r, (seen, p)) in self.seen.iter().zip(self.p).enumerate() {
+    fn run<S: Simd>(self, s: S) -> (Folded, [f32; LANES]) {
+        let (mut folded, mut units) = (Folded::default(), [0.0; LANES]);
+        for (r, seen) in self.seen.iter().enumerate() {
+            let (x, _) = self.x[r].as_chunks_mut::<LANES>();
+            let (codes, _) = self.codes[r].as_chunks_mut::<LANES>();
+            codes[self.vectors.clone()].as_flattened_mut().fill(0);
             if seen.is_empty() {
                 continue;
             }
             let vectors = seen.start / LANES..seen.end.div_ceil(LANES);
-            let p = &mut p.as_chunks_mut::<LANES>().0[vectors.clone()];
+            let factor = s.splat(self.scales[r] * self.params.scale);
             let mut m = s.splat(f32::NEG_INFINITY);
-            for (p, vector) in p.iter_mut().zip(vectors) {
-                let mut x = s.mul(s.load(p), s.splat(self.params.scale));
+            for vector in vectors.clone() {
+                let mut score = s.mul(s.load(&x[vector]), factor);
                 if let Some(cap) = self.params.softcap {
-                    x = s.mul(math::tanh(s, s.mul(x, s.splat(1.0 / cap))), s.splat(cap));
+                    let tanh = math::tanh(s, s.mul(score, s.splat(1.0 / cap)));
+                    score = s.mul(tanh, s.splat(cap));
                 }
-                let first = vector * LANES;
-                if first < seen.start || first + LANES > seen.end {
-                    x = hide(s, x, first, seen);
-                }
-                s.store(x, p);
-                m = s.max(x, m);
+                score = hide(s, score, f32::NEG_INFINITY, vector, seen);
+                s.store(score, &mut x[vector]);
+                m = s.max(score, m);
             }
             folded.m[r] = s.largest(m);
             let m = s.splat(folded.m[r]);
-            let mut l = s.splat(0.0);
-            for p in p {
-                let x = math::exp_bounded(s, s.sub(s.load(p), m));
-                s.store(x, p);
-                l = s.add(l, x);
+            let (mut l, mut sum, mut largest) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
+            for vector in vectors.clone() {
+                let p = math::exp_bounded(s, s.sub(s.load(&x[vector]), m));
+                let weight = s.mul(p, self.v.scales(s, vector * LANES));
+                let weight = hide(s, weight, 0.0, vector, seen);
+                s.store(weight, &mut x[vector]);
+                l = s.add(l, p);
+                sum = s.add(sum, weight);
+                largest = s.max_abs(largest, weight);
             }
             folded.l[r] = s.sum(l);
+            let (unit, inverse) = scale(s.largest_abs(largest), s.sum(sum), WEIGHT_SUM);
+            units[r] = unit;
+            for vector in vectors {
+                s.store_i16(s.mul(s.load(&x[vector]), s.splat(inverse)), &mut codes[vector]);
+            }
         }
-        folded
+        (folded, units)
     }
 }
 
-/// Minus infinity for tokens that are not seen; `first` is that of the vector.
+/// `hidden` for tokens that are not seen, in the given vector of tokens.
 #[inline(always)]
-fn hide<S: Simd>(s: S, x: S::F, first: usize, seen: &Range<usize>) -> S::F {
+fn hide<S: Simd>(s: S, x: S::F, hidden: f32, vector: usize, seen: &Range<usize>) -> S::F {
+    let first = vector * LANES;
+    if first >= seen.start && first + LANES <= seen.end {
+        return x;
+    }
     let tokens = s.add(s.load(&LANE_NUMBERS), s.splat(first as f32));
-    let hidden = s.splat(f32::NEG_INFINITY);
+    let hidden = s.splat(hidden);
     let x = s.select_lt(tokens, s.splat(seen.start as f32), hidden, x);
     s.select_lt(tokens, s.splat(seen.end as f32), x, hidden)
 }
 
-/// `scaled = p d` with the scales d of one block of the values.
-struct ScaleByBlock<'a> {
+/// `o = w v` over the tokens of a segment, for R rows.
+struct Sums<'a, const R: usize> {
     segment: &'a Segment<'a>,
-    block: usize,
+    /// Of the weights; 0 for what a row does not see.
+    codes: &'a [[i16; SEGMENT]; R],
+    /// The scales of the codes.
+    units: &'a [f32; LANES],
     /// Of tokens.
-    vectors: Range<usize>,
-    p: &'a [[f32; SEGMENT]],
-    scaled: &'a mut [[f32; SEGMENT]],
-}
-
-impl Kernel for ScaleByBlock<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let KvLayout { head_size, block_len, .. } = *self.segment.layout;
-        for vector in self.vectors {
-            let token = vector * LANES;
-            let scales = as_f16(&self.segment.pages.v[token / block_len][head_size * block_len..]);
-            let (scales, _) = scales[self.block * block_len + token % block_len..].as_chunks();
-            let scale = s.load_f16(&scales[0]);
-            for (p, scaled) in self.p.iter().zip(&mut *self.scaled) {
-                let p = s.load(&p.as_chunks().0[vector]);
-                s.store(s.mul(p, scale), &mut scaled.as_chunks_mut().0[vector]);
-            }
-        }
-    }
-}
-
-/// `o += p v` over some tokens, for R rows and some vectors of values.
-struct Sums<'a, C, const R: usize> {
-    segment: &'a Segment<'a>,
-    pages: &'a [&'a [C]; MAX_PAGES],
-    p: &'a [[f32; SEGMENT]; R],
-    tokens: Range<usize>,
-    /// Of values.
-    vectors: Range<usize>,
+    pairs: Range<usize>,
     ahead: &'a mut Ahead,
     /// `[R][E]`.
     o: &'a mut [f32],
 }
 
-impl<C: Cell, const R: usize> Kernel for Sums<'_, C, R> {
+impl<const R: usize> Kernel for Sums<'_, R> {
     type Output = ();
 
     #[inline(always)]
@@ -537,107 +347,69 @@ impl<C: Cell, const R: usize> Kernel for Sums<'_, C, R> {
                 self.tile::<S, $n>(s, $vector)
             };
         }
-        widest!(S, R, self.vectors.clone(), tile);
+        widest!(S, R, 0..self.segment.layout.head_size / LANES, tile);
     }
 }
 
-impl<C: Cell, const R: usize> Sums<'_, C, R> {
+impl<const R: usize> Sums<'_, R> {
     /// N vectors of values, `vector` the first.
     #[inline(always)]
     fn tile<S: Simd, const N: usize>(&mut self, s: S, vector: usize) {
-        let (head_size, page_len) = (self.segment.layout.head_size, self.segment.v_len);
-        let mut sums = [[s.splat(0.0); N]; R];
-        for (sums, o) in sums.iter_mut().zip(self.o.chunks(head_size)) {
-            let (o, _) = o[vector * LANES..].as_chunks();
-            for (sum, o) in sums.iter_mut().zip(o) {
-                *sum = s.load(o);
-            }
-        }
-        for page in self.tokens.start / page_len..self.tokens.end.div_ceil(page_len) {
-            let first = page * page_len;
-            let tokens = self.tokens.start.max(first)..self.tokens.end.min(first + page_len);
+        let KvLayout { head_size, block_len, .. } = *self.segment.layout;
+        let page_pairs = block_len / 2;
+        let mut sums = [[s.zeros(); N]; R];
+        for page in self.pairs.start / page_pairs..self.pairs.end.div_ceil(page_pairs) {
+            let first = page * page_pairs;
+            let pairs = self.pairs.start.max(first)..self.pairs.end.min(first + page_pairs);
             let mut v = [&[][..]; N];
             for i in 0..N {
                 let value = (vector + i) * LANES;
-                v[i] = &self.pages[page][(tokens.start - first) * head_size + value..];
+                v[i] =
+                    &self.segment.v.pages[page][((pairs.start - first) * head_size + value) * 2..];
             }
-            chain(s, &mut sums, self.p, tokens, v, head_size, self.ahead);
-        }
-        for (o, sums) in self.o.chunks_mut(head_size).zip(sums) {
-            store_vectors(s, sums, &mut o[vector * LANES..]);
-        }
-    }
-}
-
-/// The inner loop of all: `sums[r][i] = fma(a[r][k], b[i][j * stride..], sums[r][i])` for each k,
-/// ascending, the j-th of them.
-#[inline(always)]
-fn chain<S: Simd, C: Cell, const R: usize, const N: usize>(
-    s: S,
-    sums: &mut [[S::F; N]; R],
-    a: &[[f32; SEGMENT]; R],
-    k: Range<usize>,
-    b: [&[C]; N],
-    stride: usize,
-    ahead: &mut Ahead,
-) {
-    assert!(k.end <= SEGMENT);
-    for b in b {
-        assert!(k.is_empty() || (k.len() - 1) * stride + LANES <= b.len());
-    }
-    // What is not behind a reference stays in registers.
-    let mut own = *sums;
-    for (j, k) in k.enumerate() {
-        if R < S::BUSY_ROWS {
-            ahead.step(s, const { (N * LANES * size_of::<C>()).div_ceil(LINE) });
-        }
-        let mut vectors = [s.splat(0.0); N];
-        for i in 0..N {
-            // SAFETY: `j` is below the length of `k`, so the sixteen lie in `b[i]` by the assert.
-            vectors[i] = C::load(s, unsafe { &*b[i].as_ptr().add(j * stride).cast() });
+            sums = chain(s, sums, self.codes, pairs, v, 2 * head_size, self.ahead);
         }
         for r in 0..R {
-            // SAFETY: `k` < SEGMENT by the assert.
-            let a = s.splat(unsafe { *a[r].get_unchecked(k) });
+            let (o, _) = self.o[r * head_size + vector * LANES..].as_chunks_mut();
             for i in 0..N {
-                own[r][i] = s.fma(a, vectors[i], own[r][i]);
+                s.store(s.mul(s.to_float(sums[r][i]), s.splat(self.units[r])), &mut o[i]);
             }
         }
     }
-    *sums = own;
 }
 
+/// The inner loop of both: adds `a[r][k] b[i][j * stride..]`, of pairs, to `sums[r][i]` for each k, the
+/// j-th of them.
 #[inline(always)]
-fn store_vectors<S: Simd, const N: usize>(s: S, x: [S::F; N], to: &mut [f32]) {
-    let (to, _) = to.as_chunks_mut();
-    for (to, x) in to.iter_mut().zip(x) {
-        s.store(x, to);
+fn chain<S: Simd, const R: usize, const N: usize, const L: usize>(
+    s: S,
+    mut sums: [[S::I; N]; R],
+    a: &[[i16; L]; R],
+    k: Range<usize>,
+    b: [&[i16]; N],
+    stride: usize,
+    ahead: &mut Ahead,
+) -> [[S::I; N]; R] {
+    assert!(2 * k.end <= L);
+    for b in b {
+        assert!(k.is_empty() || (k.len() - 1) * stride + 2 * LANES <= b.len());
     }
-}
-
-/// An element of a page.
-trait Cell: Copy {
-    /// Sixteen of them.
-    fn load<S: Simd>(s: S, x: &[Self; LANES]) -> S::F;
-}
-
-impl Cell for f16 {
-    #[inline(always)]
-    fn load<S: Simd>(s: S, x: &[f16; LANES]) -> S::F {
-        s.load_f16(x)
+    for (j, k) in k.enumerate() {
+        if R < S::BUSY_ROWS {
+            ahead.step(s, N);
+        }
+        let mut vectors = [s.zeros(); N];
+        for i in 0..N {
+            // SAFETY: `j` is below the length of `k`, so the pairs lie in `b[i]` by the assert.
+            vectors[i] = s.load_pairs(unsafe { &*b[i].as_ptr().add(j * stride).cast() });
+        }
+        for r in 0..R {
+            // SAFETY: `2 k + 1` < L by the assert.
+            let a = s.splat_pair(unsafe { *a[r].as_ptr().add(2 * k).cast() });
+            for i in 0..N {
+                sums[r][i] = s.dot_pairs(vectors[i], a, sums[r][i]);
+            }
+        }
     }
-}
-
-impl Cell for f32 {
-    #[inline(always)]
-    fn load<S: Simd>(s: S, x: &[f32; LANES]) -> S::F {
-        s.load(x)
-    }
-}
-
-impl Cell for i8 {
-    #[inline(always)]
-    fn load<S: Simd>(s: S, x: &[i8; LANES]) -> S::F {
-        s.load_i8(x)
-    }
+    sums
 }

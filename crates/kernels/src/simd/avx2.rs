@@ -50,6 +50,7 @@ macro_rules! reduce_each {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx2 {
     type F = F;
+    type I = [__m256i; 2];
     const VECTORS: usize = 7;
     const BUSY_ROWS: usize = 6;
 
@@ -85,25 +86,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn store_f16(self, x: F, to: &mut [f16; LANES]) {
-        unsafe {
-            let low = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x[0]);
-            let high = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x[1]);
-            *to = transmute::<[__m128i; 2], [f16; LANES]>([low, high]);
-        }
-    }
-
-    #[inline(always)]
-    fn load_i8(self, x: &[i8; LANES]) -> F {
-        unsafe {
-            let codes = transmute::<[i8; LANES], __m128i>(*x);
-            let low = _mm256_cvtepi8_epi32(codes);
-            let high = _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(codes, codes));
-            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
-        }
-    }
-
-    #[inline(always)]
     fn store_i8(self, x: F, to: &mut [i8; LANES]) {
         unsafe {
             let words = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
@@ -113,6 +95,71 @@ impl Simd for Avx2 {
             let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), high);
             *to = transmute::<__m128i, [i8; LANES]>(bytes);
         }
+    }
+
+    #[inline(always)]
+    fn store_i16(self, x: F, to: &mut [i16; LANES]) {
+        unsafe {
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
+            // The pack works in each 128-bit half: put the quarters in order.
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            *to = transmute::<__m256i, [i16; LANES]>(words);
+        }
+    }
+
+    #[inline(always)]
+    fn zeros(self) -> Self::I {
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+
+    #[inline(always)]
+    fn load_pairs(self, x: &[i16; 2 * LANES]) -> Self::I {
+        unsafe {
+            let halves = x.as_ptr().cast::<__m256i>();
+            [_mm256_loadu_si256(halves), _mm256_loadu_si256(halves.add(1))]
+        }
+    }
+
+    #[inline(always)]
+    fn store_pairs(self, x: Self::I, to: &mut [i16; 2 * LANES]) {
+        unsafe {
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), x[0]);
+            _mm256_storeu_si256(to.as_mut_ptr().cast::<__m256i>().add(1), x[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn splat_pair(self, pair: [i16; 2]) -> Self::I {
+        unsafe { [_mm256_set1_epi32(transmute::<[i16; 2], i32>(pair)); 2] }
+    }
+
+    #[inline(always)]
+    fn widen_pairs(self, a: &[i8; LANES], b: &[i8; LANES], by: Self::I) -> Self::I {
+        unsafe {
+            let a = transmute::<[i8; LANES], __m128i>(*a);
+            let b = transmute::<[i8; LANES], __m128i>(*b);
+            let low = _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(a, b));
+            let high = _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(a, b));
+            [
+                _mm256_mulhrs_epi16(_mm256_slli_epi16::<6>(low), by[0]),
+                _mm256_mulhrs_epi16(_mm256_slli_epi16::<6>(high), by[1]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, a: Self::I, b: Self::I, c: Self::I) -> Self::I {
+        unsafe {
+            [
+                _mm256_add_epi32(c[0], _mm256_madd_epi16(a[0], b[0])),
+                _mm256_add_epi32(c[1], _mm256_madd_epi16(a[1], b[1])),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn to_float(self, x: Self::I) -> F {
+        unsafe { [_mm256_cvtepi32_ps(x[0]), _mm256_cvtepi32_ps(x[1])] }
     }
 
     #[inline(always)]
@@ -204,7 +251,7 @@ impl Simd for Avx2 {
     fn largest_abs(self, x: F) -> f32 {
         unsafe {
             // Magnitudes are ordered as their bits are, and NaN come last.
-            let [x, _] = self.max_abs([x[0]; 2], [x[1]; 2]).map(|x| _mm256_castps_si256(x));
+            let x = _mm256_castps_si256(self.max_abs([x[0]; 2], [x[1]; 2])[0]);
             let x = _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
             let x = _mm_max_epu32(x, _mm_unpackhi_epi64(x, x));
             let x = _mm_max_epu32(x, _mm_shuffle_epi32::<1>(x));

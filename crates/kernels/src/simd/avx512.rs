@@ -6,7 +6,7 @@ use half::f16;
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-/// AVX-512 with F, BW, DQ and VL.
+/// AVX-512 with F, BW, DQ, VL and VNNI.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
 
@@ -14,7 +14,7 @@ impl Avx512 {
     /// The proof that makes the methods safe.
     ///
     /// # Safety
-    /// The processor has AVX-512 F, BW, DQ and VL.
+    /// The processor has AVX-512 F, BW, DQ, VL and VNNI.
     #[inline(always)]
     pub(super) unsafe fn new() -> Avx512 {
         Avx512(())
@@ -56,6 +56,7 @@ macro_rules! reduce_each {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx512 {
     type F = __m512;
+    type I = __m512i;
     const VECTORS: usize = 31;
     const BUSY_ROWS: usize = 9;
 
@@ -85,24 +86,60 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn store_f16(self, x: __m512, to: &mut [f16; LANES]) {
-        unsafe {
-            let halves = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x);
-            *to = transmute::<__m256i, [f16; LANES]>(halves);
-        }
-    }
-
-    #[inline(always)]
-    fn load_i8(self, x: &[i8; LANES]) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(transmute::<[i8; LANES], __m128i>(*x))) }
-    }
-
-    #[inline(always)]
     fn store_i8(self, x: __m512, to: &mut [i8; LANES]) {
         unsafe {
             let bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x));
             *to = transmute::<__m128i, [i8; LANES]>(bytes);
         }
+    }
+
+    #[inline(always)]
+    fn store_i16(self, x: __m512, to: &mut [i16; LANES]) {
+        unsafe {
+            let words = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x));
+            *to = transmute::<__m256i, [i16; LANES]>(words);
+        }
+    }
+
+    #[inline(always)]
+    fn zeros(self) -> __m512i {
+        unsafe { _mm512_setzero_si512() }
+    }
+
+    #[inline(always)]
+    fn load_pairs(self, x: &[i16; 2 * LANES]) -> __m512i {
+        unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn store_pairs(self, x: __m512i, to: &mut [i16; 2 * LANES]) {
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), x) }
+    }
+
+    #[inline(always)]
+    fn splat_pair(self, pair: [i16; 2]) -> __m512i {
+        unsafe { _mm512_set1_epi32(transmute::<[i16; 2], i32>(pair)) }
+    }
+
+    #[inline(always)]
+    fn widen_pairs(self, a: &[i8; LANES], b: &[i8; LANES], by: __m512i) -> __m512i {
+        unsafe {
+            let a = transmute::<[i8; LANES], __m128i>(*a);
+            let b = transmute::<[i8; LANES], __m128i>(*b);
+            let pairs = _mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b));
+            let pairs = _mm512_slli_epi16::<6>(_mm512_cvtepi8_epi16(pairs));
+            _mm512_mulhrs_epi16(pairs, by)
+        }
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, a: __m512i, b: __m512i, c: __m512i) -> __m512i {
+        unsafe { _mm512_dpwssd_epi32(c, a, b) }
+    }
+
+    #[inline(always)]
+    fn to_float(self, x: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(x) }
     }
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Sixteen lanes of f32: what an op needs of an instruction set.
+//! Sixteen lanes of f32, or of pairs of i16: what an op needs of an instruction set.
 //!
 //! An op's body is written once, generic over [`Simd`], and compiled for each instruction set
 //! through [`Cpu::compute`]. Every operation is exact IEEE arithmetic in each lane and every
@@ -27,6 +27,8 @@ pub(crate) const LANES: usize = 16;
 pub(crate) trait Simd: Copy {
     /// Sixteen f32.
     type F: Copy;
+    /// Sixteen i32, or as many pairs of i16.
+    type I: Copy;
     /// Vectors that the registers hold beside a number in all lanes.
     const VECTORS: usize;
     /// Attention tiles of so many rows compute longer than they wait for memory.
@@ -36,11 +38,24 @@ pub(crate) trait Simd: Copy {
     fn load(self, x: &[f32; LANES]) -> Self::F;
     fn store(self, x: Self::F, to: &mut [f32; LANES]);
     fn load_f16(self, x: &[f16; LANES]) -> Self::F;
-    /// Rounds to nearest even; what exceeds the range becomes infinite.
-    fn store_f16(self, x: Self::F, to: &mut [f16; LANES]);
-    fn load_i8(self, x: &[i8; LANES]) -> Self::F;
     /// Of whole numbers in -128..=127.
     fn store_i8(self, x: Self::F, to: &mut [i8; LANES]);
+
+    /// Rounds numbers in -32768..=32767 to nearest even.
+    fn store_i16(self, x: Self::F, to: &mut [i16; LANES]);
+
+    /// Sixteen times 0.
+    fn zeros(self) -> Self::I;
+    fn load_pairs(self, x: &[i16; 2 * LANES]) -> Self::I;
+    fn store_pairs(self, x: Self::I, to: &mut [i16; 2 * LANES]);
+    /// The same pair in all lanes.
+    fn splat_pair(self, pair: [i16; 2]) -> Self::I;
+    /// Pairs of `a[i]` and `b[i]`: `(64 x y + 2^14) >> 15`, `y` being its half of `by`.
+    fn widen_pairs(self, a: &[i8; LANES], b: &[i8; LANES], by: Self::I) -> Self::I;
+    /// `c + a[0] * b[0] + a[1] * b[1]` of pairs, modulo 2^32.
+    fn dot_pairs(self, a: Self::I, b: Self::I, c: Self::I) -> Self::I;
+    /// i32, rounded to nearest even.
+    fn to_float(self, x: Self::I) -> Self::F;
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
@@ -157,7 +172,7 @@ fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the features of this function.
     kernel.run(unsafe { avx512::Avx512::new() })

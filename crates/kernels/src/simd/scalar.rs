@@ -12,6 +12,7 @@ type F = [f32; LANES];
 
 impl Simd for Scalar {
     type F = F;
+    type I = [i32; LANES];
     const VECTORS: usize = 2;
     const BUSY_ROWS: usize = 1;
 
@@ -44,18 +45,52 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn store_f16(self, x: F, to: &mut [f16; LANES]) {
-        *to = x.map(f16::from_f32);
-    }
-
-    #[inline(always)]
-    fn load_i8(self, x: &[i8; LANES]) -> F {
-        x.map(f32::from)
-    }
-
-    #[inline(always)]
     fn store_i8(self, x: F, to: &mut [i8; LANES]) {
         *to = x.map(|x| x as i8);
+    }
+
+    #[inline(always)]
+    fn store_i16(self, x: F, to: &mut [i16; LANES]) {
+        *to = x.map(nearest);
+    }
+
+    #[inline(always)]
+    fn zeros(self) -> Self::I {
+        [0; LANES]
+    }
+
+    #[inline(always)]
+    fn load_pairs(self, x: &[i16; 2 * LANES]) -> Self::I {
+        from_fn(|i| join([x[2 * i], x[2 * i + 1]]))
+    }
+
+    #[inline(always)]
+    fn store_pairs(self, x: Self::I, to: &mut [i16; 2 * LANES]) {
+        to.as_chunks_mut().0.iter_mut().zip(x).for_each(|(to, x)| *to = split(x));
+    }
+
+    #[inline(always)]
+    fn splat_pair(self, pair: [i16; 2]) -> Self::I {
+        [join(pair); LANES]
+    }
+
+    #[inline(always)]
+    fn widen_pairs(self, a: &[i8; LANES], b: &[i8; LANES], by: Self::I) -> Self::I {
+        let widen = |x: i8, by: i16| ((i32::from(x) * 64 * i32::from(by) + (1 << 14)) >> 15) as i16;
+        from_fn(|i| join([widen(a[i], split(by[i])[0]), widen(b[i], split(by[i])[1])]))
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, a: Self::I, b: Self::I, c: Self::I) -> Self::I {
+        from_fn(|i| {
+            let ([a0, a1], [b0, b1]) = (split(a[i]).map(i32::from), split(b[i]).map(i32::from));
+            c[i].wrapping_add(a0 * b0).wrapping_add(a1 * b1)
+        })
+    }
+
+    #[inline(always)]
+    fn to_float(self, x: Self::I) -> F {
+        x.map(|x| x as f32)
     }
 
     #[inline(always)]
@@ -122,6 +157,22 @@ impl Simd for Scalar {
     fn largest_abs(self, x: F) -> f32 {
         tree(x, |low, high| f32::from_bits(low.abs().to_bits().max(high.abs().to_bits())))
     }
+}
+
+#[inline(always)]
+fn nearest(x: f32) -> i16 {
+    x.round_ties_even() as i16
+}
+
+/// A pair as a lane holds it.
+#[inline(always)]
+fn join([low, high]: [i16; 2]) -> i32 {
+    i32::from(high) << 16 | i32::from(low as u16)
+}
+
+#[inline(always)]
+fn split(pair: i32) -> [i16; 2] {
+    [pair as i16, (pair >> 16) as i16]
 }
 
 /// The tree of [`Simd::sum`] with any operation on a low and a high lane.

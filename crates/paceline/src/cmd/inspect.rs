@@ -99,7 +99,7 @@ impl<'a> Facts<'a> {
             let size = units::bytes(total.n_bytes as u64);
             row("", format!("{:8} {:4} tensors {size:>9}", dtype.to_string(), total.n_tensors));
         }
-        for (kv_type, head) in [(KvType::F16, "kv cache"), (KvType::Q8_0, "")] {
+        for (kv_type, head) in [(KvType::I16, "kv cache"), (KvType::Q8_0, "")] {
             if let Some(bytes) = self.kv_bytes(kv_type) {
                 let size = units::bytes(bytes);
                 row(head, format!("{size} for {TOKENS} tokens with {kv_type:?}"));
@@ -153,7 +153,7 @@ impl<'a> Facts<'a> {
             "types": totals.collect::<Map<String, Value>>(),
             "tensors": tensors.collect::<Vec<Value>>(),
             "kv_bytes_per_1000_tokens": {
-                "f16": self.kv_bytes(KvType::F16), "q8_0": self.kv_bytes(KvType::Q8_0),
+                "i16": self.kv_bytes(KvType::I16), "q8_0": self.kv_bytes(KvType::Q8_0),
             },
             "metadata": self.metadata.iter().cloned().collect::<Map<String, Value>>(),
             "chat_template": self.chat_template,
