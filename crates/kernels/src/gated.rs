@@ -47,12 +47,13 @@ impl Cpu {
         });
         let rows = ActRows::new(y);
         let grid = Grid::new(n_rows, self.n_threads());
-        self.team.run(&|thread| {
-            let (panels, share) = grid.place(thread);
+        self.team.share(|thread, share, piece| {
+            let (panels, share) = grid.place(share);
             let tile = |share: usize| gate.n_tiles() * share / grid.n_shares;
-            let tiles = tile(share)..tile(share + 1);
-            let Range { start: first_row, end } = Panel::rows(n_rows, panels.clone());
-            let n_rows = end - first_row;
+            let end = tile(share + 1);
+            let tiles = piece.of(tile(share)..end);
+            let Range { start: first_row, end: end_row } = Panel::rows(n_rows, panels.clone());
+            let n_rows = end_row - first_row;
             let chunk = (CHUNK_BYTES / (2 * n_rows * ROWS * size_of::<f32>()).max(1)).max(1);
             let mut products = self.products[thread].lock().unwrap_or_else(PoisonError::into_inner);
             for first in tiles.clone().step_by(chunk) {
@@ -63,8 +64,7 @@ impl Cpu {
                 }
                 let (gates, ups) = products[..2 * n].split_at_mut(n);
                 for (w, y) in [(gate, &mut *gates), (up, &mut *ups)] {
-                    let share =
-                        w.tiles()[..tiles.end * w.tile_bytes()].split_at(first * w.tile_bytes());
+                    let share = w.tiles()[..end * w.tile_bytes()].split_at(first * w.tile_bytes());
                     let args = TileArgs {
                         // More than these columns need, to be fetched ahead.
                         tiles: share.1,
@@ -81,7 +81,7 @@ impl Cpu {
                     // `y` has T rows of so many columns, and is this thread's.
                     unsafe { (self.isa.linear(w.dtype()))(&args) };
                 }
-                // Each thread has its own columns.
+                // Each piece has its own columns.
                 self.compute(Gated { act, gates, ups, y: &rows, panels: panels.clone(), cols });
             }
         });

@@ -67,18 +67,20 @@ impl Cpu {
         let n_threads = self.team.n_threads();
         let n_bytes = parts.iter().map(|part| part.w.n_bytes()).sum::<usize>();
         let grid = Grid::new(x.rows(), n_threads);
-        self.team.run(&|thread| {
+        self.team.share(|_, share, piece| {
             // Threads take equal shares of the bytes, cut at row tiles:
             //   |---- part 0 ----|-- part 1 --|------- part 2 -------|
             //   |------ thread 0 ------|------ thread 1 -------|
-            let (panels, share) = grid.place(thread);
+            let (panels, share) = grid.place(share);
             let cut = |i: usize| (n_bytes as u128 * i as u128 / grid.n_shares as u128) as usize;
+            let share = cut(share)..cut(share + 1);
             let mut first = 0;
             for part in &parts {
-                let tiles = part.tiles_between(first, cut(share)..cut(share + 1));
+                let tiles = part.tiles_between(first, piece.of(share.clone()));
+                let end = part.tiles_between(first, share.clone()).end;
                 first += part.w.n_bytes();
                 if !tiles.is_empty() {
-                    let args = part.share(x, panels.clone(), tiles);
+                    let args = part.share(x, panels.clone(), tiles, end);
                     // SAFETY: `Cpu::new` checked the instruction set, the asserts above the shapes;
                     // the grid and the cuts give each part of `y` to one thread.
                     unsafe { (self.isa.linear(part.w.dtype()))(&args) };
@@ -128,12 +130,19 @@ impl<'a> Part<'a> {
         tile(cut.start)..tile(cut.end)
     }
 
-    /// The share of one thread.
-    fn share(&self, x: &'a Acts, panels: Range<usize>, tiles: Range<usize>) -> TileArgs<'a> {
+    /// A piece of a share that ends at tile `end`.
+    fn share(
+        &self,
+        x: &'a Acts,
+        panels: Range<usize>,
+        tiles: Range<usize>,
+        end: usize,
+    ) -> TileArgs<'a> {
         let (n_out, tile_bytes) = (self.w.n_out(), self.w.tile_bytes());
         let outputs = tiles.start * ROWS..n_out.min(tiles.end * ROWS);
         TileArgs {
-            tiles: &self.w.tiles()[tiles.start * tile_bytes..tiles.end * tile_bytes],
+            // Those of the next pieces as well, to be fetched ahead.
+            tiles: &self.w.tiles()[tiles.start * tile_bytes..end * tile_bytes],
             n_out: outputs.len(),
             x,
             panels,
