@@ -256,6 +256,7 @@ impl Batching {
             let start = begin.elapsed();
             let events = self.engine.step();
             let now = begin.elapsed();
+            self.engine.took(now - start);
             for event in events {
                 match event {
                     Event::Started { id, .. } => {
