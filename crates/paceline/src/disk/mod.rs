@@ -26,7 +26,6 @@ use paceline_kernels::NUMERICS;
 use paceline_model::{ModelSpec, TokenId};
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -246,7 +245,10 @@ fn use_time(now: SystemTime, i: usize) -> SystemTime {
 
 /// Makes a folder, and those above it, that nobody else can read: it will hold what people ask.
 fn create_folder(path: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path)
+    let mut builder = DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true).create(path)
 }
 
 /// Says in one line what goes wrong: in the log, if there is one.

@@ -3,7 +3,6 @@
 use super::{Shared, block, create_folder, warn};
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -108,7 +107,7 @@ fn write(shared: &Shared, job: &Job) -> io::Result<()> {
 /// with the power is no harm, so nothing waits for the disk itself.
 fn write_file(partial: &Path, path: &Path, job: &Job) -> io::Result<()> {
     let mut options = File::options();
-    options.create(true).truncate(true).write(true).mode(0o600);
+    options.create(true).truncate(true).write(true);
     let mut file = options.open(partial).or_else(|_| {
         partial.parent().map_or(Ok(()), create_folder)?;
         options.open(partial)
