@@ -274,7 +274,7 @@ fn a_long_prompt_that_is_read_does_not_stop_the_neighbours() {
     for i in 1..4 {
         engine.add(request(&engine, prompt(i, 20), 300));
     }
-    let mut step = |engine: &mut Engine| {
+    let step = |engine: &mut Engine| {
         let before = *n_reads.lock().unwrap();
         let events = engine.step();
         let rows = std::mem::take(&mut *log.lock().unwrap()).concat();
@@ -284,7 +284,9 @@ fn a_long_prompt_that_is_read_does_not_stop_the_neighbours() {
         let tokens = |event: &&Event| matches!(event, Event::Token { id, .. } if id.0 < 3);
         (events.iter().filter(tokens).count(), n_read)
     };
-    (0..20).for_each(|_| drop(step(&mut engine)));
+    for _ in 0..20 {
+        step(&mut engine);
+    }
     engine.add(request(&engine, prompt(0, 1800), 6));
     let mut reads = Vec::new();
     while reads.iter().sum::<usize>() < 449 {
@@ -337,7 +339,7 @@ fn a_store_changes_no_text() {
         }
         let alone: Vec<Vec<Vec<TokenId>>> = requests
             .iter()
-            .map(|request| run(&roomy, None, &[request.clone()], seed).0.remove(0))
+            .map(|request| run(&roomy, None, std::slice::from_ref(request), seed).0.remove(0))
             .collect();
         let blocks = Blocks::default();
         for loses in [0, 3] {
