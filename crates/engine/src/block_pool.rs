@@ -35,8 +35,22 @@ enum Parent {
 struct Published {
     prefix: u64,
     parent: Parent,
+    /// The block before, which stays published for as long as this one.
+    before: Option<BlockId>,
     tokens: Box<[TokenId]>,
     hash: u64,
+}
+
+/// A published block that was handed out again. Until somebody writes to it, it holds K and V of the
+/// last block of `tokens`, all tokens from the start of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evicted {
+    /// The block.
+    pub id: BlockId,
+    /// What keeps the text apart from others.
+    pub salt: Arc<str>,
+    /// The text up to the block's end.
+    pub tokens: Vec<TokenId>,
 }
 
 #[derive(Debug)]
@@ -59,6 +73,8 @@ pub struct BlockPool {
     /// and never a wrong block.
     by_hash: HashMap<u64, BlockId>,
     next_prefix: u64,
+    /// Blocks evicted since somebody asked last, if anybody asks.
+    evicted: Option<Vec<Evicted>>,
 }
 
 impl BlockPool {
@@ -73,12 +89,23 @@ impl BlockPool {
             n_free: 0,
             by_hash: HashMap::new(),
             next_prefix: 0,
+            evicted: None,
         };
         for id in 0..n_blocks as u32 {
             pool.blocks.push(Block { refs: 0, prev: NONE, next: NONE, published: None });
             pool.link_back(id);
         }
         pool
+    }
+
+    /// Remembers evicted blocks from now on, for [`BlockPool::take_evicted`].
+    pub fn watch_evictions(&mut self) {
+        self.evicted.get_or_insert_default();
+    }
+
+    /// The published blocks that were handed out since the last call, in that order.
+    pub fn take_evicted(&mut self) -> Vec<Evicted> {
+        self.evicted.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// B.
@@ -109,6 +136,10 @@ impl BlockPool {
         for _ in 0..n {
             let id = self.head;
             self.unlink(id);
+            let text = self.evicted.as_ref().and_then(|_| self.text_of(id));
+            if let (Some(evicted), Some((salt, tokens))) = (&mut self.evicted, text) {
+                evicted.push(Evicted { id, salt, tokens });
+            }
             if let Some(old) = self.blocks[id as usize].published.take() {
                 self.by_hash.remove(&old.hash);
             }
@@ -137,7 +168,7 @@ impl BlockPool {
         tokens: &[TokenId],
     ) -> Vec<BlockId> {
         let mut found = Vec::new();
-        let Some(mut parent) = self.parent_of(salt, table.last()) else { return found };
+        let Some(mut parent) = self.parent_of(salt, table.last().copied()) else { return found };
         let known = (table.len() * self.block_len).min(tokens.len());
         for tokens in tokens[known..].chunks_exact(self.block_len) {
             let Some((id, prefix)) = self.find(&parent, tokens) else { break };
@@ -195,7 +226,7 @@ impl BlockPool {
         if self.blocks[own as usize].published.is_some() {
             return true;
         }
-        let before = i.checked_sub(1).map(|i| &table[i]);
+        let before = i.checked_sub(1).map(|i| table[i]);
         let Some(parent) = self.parent_of(salt, before) else { return false };
         if let Some((id, _)) = self.find(&parent, tokens) {
             if self.blocks[id as usize].refs == 0 {
@@ -214,14 +245,32 @@ impl BlockPool {
         let prefix = self.next_prefix;
         self.next_prefix += 1;
         let tokens = tokens.into();
-        self.blocks[own as usize].published = Some(Published { prefix, parent, tokens, hash });
+        self.blocks[own as usize].published =
+            Some(Published { prefix, parent, before, tokens, hash });
         true
     }
 
-    fn parent_of(&self, salt: &Arc<str>, before: Option<&BlockId>) -> Option<Parent> {
+    /// Salt and tokens up to the end of a block, if it is published.
+    fn text_of(&self, id: BlockId) -> Option<(Arc<str>, Vec<TokenId>)> {
+        let mut parts = Vec::new();
+        let mut block = Some(id);
+        let mut salt = None;
+        while let Some(id) = block {
+            let published = self.blocks[id as usize].published.as_ref()?;
+            parts.push(&*published.tokens);
+            if let Parent::Root(root) = &published.parent {
+                salt = Some(root.clone());
+            }
+            block = published.before;
+        }
+        parts.reverse();
+        Some((salt?, parts.concat()))
+    }
+
+    fn parent_of(&self, salt: &Arc<str>, before: Option<BlockId>) -> Option<Parent> {
         match before {
             None => Some(Parent::Root(salt.clone())),
-            Some(&id) => {
+            Some(id) => {
                 let published = self.blocks[id as usize].published.as_ref()?;
                 Some(Parent::Prefix(published.prefix))
             }
@@ -324,10 +373,12 @@ impl BlockPool {
         }
         assert_eq!(self.by_hash.len(), by_prefix.len(), "a hash leads to no block");
         for (id, block) in self.blocks.iter().enumerate() {
-            let Some(Published { parent: Parent::Prefix(parent), .. }) = &block.published else {
+            let Some(Published { parent: Parent::Prefix(parent), before, .. }) = &block.published
+            else {
                 continue;
             };
             let parent = by_prefix.get(parent).expect("a published block has lost its prefix");
+            assert_eq!(*before, Some(*parent as BlockId), "block {id} follows another block");
             match (order[id], order[*parent]) {
                 (None, parent) => assert_eq!(parent, None, "block {id} is used, its prefix is not"),
                 (Some(own), Some(parent)) => {

@@ -1,6 +1,6 @@
 //! [`Engine`]: `schedule -> batch -> forward -> sample -> commit -> draft`.
 
-use crate::block_pool::BlockPool;
+use crate::block_pool::{BlockPool, Evicted};
 use crate::draft::Speculate;
 use crate::event::{Event, FinishReason, RequestId};
 use crate::pace::{Load, Pace};
@@ -9,6 +9,7 @@ use crate::sample::{Place, Sampler};
 use crate::scheduler::{AGING, Cause, Scheduler, Step};
 use crate::sequence::Sequence;
 use crate::stats::Stats;
+use crate::store::BlockStore;
 use crate::text::Vocab;
 use paceline_model::{Batch, KvMemoryError, Mat, Model};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -106,6 +107,8 @@ pub struct Engine {
     now: Duration,
     /// Of the last step.
     load: Load,
+    /// What the last step spent with the store.
+    store_time: Duration,
     /// Events that happened between the steps.
     events: Vec<Event>,
     batch: Batch,
@@ -166,6 +169,7 @@ impl Engine {
                 unordered: false,
                 n_firsts: 0,
                 pace: Pace::default(),
+                store: None,
                 max_num_seqs,
                 max_num_batched_tokens: config.max_num_batched_tokens,
             },
@@ -180,9 +184,36 @@ impl Engine {
             next_id: 0,
             now: Duration::ZERO,
             load: Load::default(),
+            store_time: Duration::ZERO,
             events: Vec::new(),
             batch: Batch::default(),
         })
+    }
+
+    /// Gives blocks that the KV cache has to give up to a store, and takes them back from it instead of
+    /// computing them again, where that is faster. Changes nothing without a prefix cache.
+    pub fn with_store(mut self, store: Box<dyn BlockStore>) -> Engine {
+        if self.publishes() {
+            self.scheduler.pool.watch_evictions();
+            self.scheduler.store = Some(store);
+        }
+        self
+    }
+
+    /// Ends all requests and gives the store what it can hold of the KV cache.
+    pub fn close(mut self) {
+        self.end(FinishReason::Abort, |_| true);
+        let Scheduler { pool, store: Some(store), .. } = &self.scheduler else { return };
+        let n_left_out = pool.n_blocks().saturating_sub(store.capacity());
+        let mut table = Vec::new();
+        // As if all were needed: in this order the most useful ones come last.
+        for i in 0..self.scheduler.pool.n_blocks() {
+            self.scheduler.pool.alloc(1, &mut table);
+            if i < n_left_out {
+                self.scheduler.pool.take_evicted();
+            }
+            self.store_evicted(true);
+        }
     }
 
     /// What a request may ask of this engine.
@@ -203,6 +234,7 @@ impl Engine {
     /// Tells how long the last step took. From this the engine learns how many rows of prompts a
     /// step can take while texts are running; without it, as many as fit.
     pub fn took(&mut self, time: Duration) {
+        let time = time.saturating_sub(self.store_time);
         if self.load.rows > 0.0 {
             self.scheduler.pace.learn(self.load, time.as_secs_f64());
         }
@@ -255,7 +287,11 @@ impl Engine {
     pub fn step(&mut self) -> Vec<Event> {
         let now = self.now;
         self.end(FinishReason::Timeout, |s| s.deadline.is_some_and(|deadline| deadline <= now));
+        let before = self.store_spent();
         let step = self.scheduler.schedule();
+        self.store_evicted(false);
+        self.read_stored(&step);
+        self.store_time = self.store_spent() - before;
         let started = step.started.iter();
         self.events.extend(started.map(|&(id, choice, cached_tokens)| Event::Started {
             id,
@@ -285,6 +321,9 @@ impl Engine {
     pub fn reset(&mut self) {
         let pool = &mut self.scheduler.pool;
         *pool = BlockPool::new(pool.n_blocks(), pool.block_len());
+        if self.scheduler.store.is_some() {
+            pool.watch_evictions();
+        }
         self.scheduler.queue.clear();
         self.events.clear();
         self.load = Load::default();
@@ -302,6 +341,60 @@ impl Engine {
 
     fn publishes(&self) -> bool {
         self.config.prefix_cache && self.config.kv_cache
+    }
+
+    fn store_spent(&self) -> Duration {
+        self.scheduler.store.as_ref().map_or(Duration::ZERO, |store| store.spent())
+    }
+
+    /// Gives the store the blocks that were handed out again, before anything is written to them.
+    fn store_evicted(&mut self, wait: bool) {
+        let Some(store) = &mut self.scheduler.store else { return };
+        for Evicted { id, salt, tokens } in self.scheduler.pool.take_evicted() {
+            if store.wants(&salt, &tokens) {
+                let mut bytes = Vec::with_capacity(self.model.spec().kv_block_bytes);
+                self.model.read_block(id, &mut bytes);
+                store.put(&salt, &tokens, bytes, wait);
+                self.stats.blocks_stored += 1;
+            }
+        }
+    }
+
+    /// Reads the blocks of the step from the store. Where one cannot be had, the sequence computes from
+    /// there on.
+    fn read_stored(&mut self, step: &Step) {
+        let Scheduler { pool, queue, pace, store: Some(store), .. } = &mut self.scheduler else {
+            return;
+        };
+        let (block_len, block_bytes) = (pool.block_len(), self.model.spec().kv_block_bytes);
+        for span in &step.reads {
+            let sequence = &mut queue[span.sequence];
+            let request = sequence.request.clone();
+            let (salt, first) = (request.salt(), sequence.n_published);
+            let (before, mut n_read) = (store.spent(), 0);
+            for i in first..first + span.n_tokens / block_len {
+                let known = &sequence.tokens[..(i + 1) * block_len];
+                // Another sequence may have read or computed the same meanwhile.
+                if pool.longest_prefix(salt, &sequence.block_table[..i], known).is_empty() {
+                    let bytes = store.get(salt, known).filter(|bytes| bytes.len() == block_bytes);
+                    let Some(bytes) = bytes else { break };
+                    self.model.write_block(sequence.block_table[i], bytes);
+                    n_read += 1;
+                }
+                let tokens = &known[i * block_len..];
+                if !pool.publish(salt, &mut sequence.block_table, i, tokens) {
+                    break;
+                }
+                sequence.n_published += 1;
+                sequence.hit(block_len);
+                self.stats.tokens_cached += block_len as u64;
+            }
+            if sequence.n_published < first + span.n_tokens / block_len {
+                sequence.n_stored = 0;
+            }
+            self.stats.tokens_restored += (n_read * block_len) as u64;
+            pace.learn_reads(n_read, (store.spent() - before).as_secs_f64());
+        }
     }
 
     /// Lays out the rows of the step.

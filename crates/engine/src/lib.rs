@@ -19,6 +19,7 @@ pub mod sample;
 mod scheduler;
 mod sequence;
 mod stats;
+mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod text;
@@ -29,4 +30,5 @@ pub use event::{Event, FinishReason, RequestId, Stop, Usage};
 pub use request::{InvalidRequest, Limits, Request, SamplingParams};
 pub use sample::Logprobs;
 pub use stats::Stats;
+pub use store::BlockStore;
 pub use text::Vocab;

@@ -9,9 +9,14 @@
 //! was late with hardly counts. Steps with rows of prompts and those without are remembered apart, so
 //! that neither kind is forgotten while only the other comes, and the two together tell what a row
 //! costs from what a step costs. Before the first step all are 0, and a step seems to cost nothing.
+//!
+//! Beside it, what it takes to read a block from a store: the mean of the last ones.
 
 /// How much a step counts when the next one is learnt: some fifty steps are remembered.
 const KEEP: f64 = 0.98;
+
+/// How much the reading of a block counts when the next one is learnt.
+const KEEP_READ: f64 = 0.95;
 
 /// Passes over the coefficients after each step. They start from the last solution, so a few do.
 const PASSES: usize = 16;
@@ -65,6 +70,8 @@ pub(crate) struct Pace {
     coefficients: [f64; 4],
     /// Steps without rows of prompts, and with them.
     memories: [Memory; 2],
+    /// Seconds to read a block; 0 as long as none was.
+    read: f64,
 }
 
 impl Pace {
@@ -117,6 +124,38 @@ impl Pace {
         // The root in the form that is right for a = 0, too. Nothing known: as many as one likes.
         let n = 2.0 * seconds / (b + (b * b + 4.0 * a * seconds).sqrt());
         if n.is_nan() { usize::MAX } else { n as usize }
+    }
+
+    /// Learns that reading so many blocks took so many seconds.
+    pub fn learn_reads(&mut self, n_blocks: usize, seconds: f64) {
+        if n_blocks == 0 {
+            return;
+        }
+        let keep = if self.read == 0.0 { 0.0 } else { KEEP_READ.powf(n_blocks as f64) };
+        self.read = self.read * keep + seconds / n_blocks as f64 * (1.0 - keep);
+    }
+
+    /// Seconds to read so many blocks.
+    pub fn read_seconds(&self, n_blocks: usize) -> f64 {
+        self.read * n_blocks as f64
+    }
+
+    /// How many blocks can be read in so many seconds.
+    pub fn reads_in(&self, seconds: f64) -> usize {
+        let n = seconds.max(0.0) / self.read;
+        if n.is_nan() { usize::MAX } else { n as usize }
+    }
+
+    /// Whether reading blocks is expected to be faster than computing their rows, as it is while the
+    /// one or the other is not known. Who has been slow is forgiven bit by bit, or it would never be
+    /// tried again.
+    pub fn reading_pays(&mut self, n_blocks: usize, rows: Load) -> bool {
+        let (reading, computing) = (self.read_seconds(n_blocks), self.more_seconds(rows));
+        let pays = reading < computing || computing == 0.0;
+        if !pays {
+            self.read *= KEEP_READ;
+        }
+        pays
     }
 }
 
@@ -190,6 +229,21 @@ mod tests {
         }
         let load = decodes(8, 500);
         assert!((pace.seconds(load) / time(load) - 1.0).abs() < 0.2, "{}", pace.seconds(load));
+    }
+
+    #[test]
+    fn blocks_are_read_where_that_is_faster_and_a_slow_store_gets_another_try() {
+        let mut pace = Pace::default();
+        assert!(pace.reading_pays(10, prompt(0, 160)), "nothing is known");
+        assert_eq!(pace.reads_in(0.01), usize::MAX);
+        pace.learn_reads(10, 0.1);
+        assert_eq!((pace.read_seconds(3), pace.reads_in(0.05)), (0.03, 5));
+        assert!(pace.reading_pays(10, prompt(0, 160)), "only the one is known");
+        pace.learn(prompt(0, 100), 0.05);
+        let n_tries = (0..1000).position(|_| pace.reading_pays(10, prompt(0, 160)));
+        assert!((1..30).contains(&n_tries.unwrap()), "{n_tries:?}");
+        pace.learn_reads(100, 0.01);
+        assert!(pace.read_seconds(100) < 0.02 && pace.reading_pays(10, prompt(0, 160)));
     }
 
     #[test]

@@ -22,6 +22,11 @@
 //! tenants, so that each gets its share of the time. Who finds no time in a step keeps its blocks
 //! and runs in a later one. The first of each tenant always runs.
 //!
+//! **The store.** Blocks that the cache has given up may be in a [`BlockStore`]. What a newly admitted
+//! sequence finds there after the blocks of the cache, it reads instead of computing it, if that is
+//! faster, into blocks of its own that it would need in any case. The time for it comes out of that
+//! for prompts.
+//!
 //! Why everything ends: blocks only ever pass to who comes before, and every request fits the cache
 //! alone, so the first in the order always gets what it needs and runs. It stays the first until it
 //! ends, but for who arrives in the same tenant with a better priority, soon enough to be finitely
@@ -37,6 +42,7 @@ use crate::block_pool::BlockPool;
 use crate::event::{Event, FinishReason, RequestId};
 use crate::pace::{Load, Pace};
 use crate::sequence::Sequence;
+use crate::store::BlockStore;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,9 +73,11 @@ pub(crate) enum Cause {
 pub(crate) struct Step {
     /// In the order of the queue.
     pub spans: Vec<Span>,
+    /// Who reads tokens, in whole blocks, from the store instead. They are in no span.
+    pub reads: Vec<Span>,
     /// Who had to make room.
     pub preempted: Vec<(RequestId, usize, Cause)>,
-    /// Who was admitted for the first time, with the tokens that the prefix cache had.
+    /// Who runs for the first time, with the tokens that the prefix cache had.
     pub started: Vec<(RequestId, usize, usize)>,
     /// Tokens that the prefix cache had for sequences that were admitted.
     pub n_cached: usize,
@@ -108,6 +116,7 @@ pub(crate) struct Scheduler {
     /// How often some sequence became the first of its tenant.
     pub n_firsts: u64,
     pub pace: Pace,
+    pub store: Option<Box<dyn BlockStore>>,
     pub max_num_seqs: usize,
     pub max_num_batched_tokens: usize,
 }
@@ -146,7 +155,15 @@ impl Scheduler {
                 let found = self.pool.alloc(need, &mut self.queue[i].block_table);
                 assert!(found, "room was made");
                 self.spend(&mut budget, &self.queue[i], n_tokens);
-                step.spans.push(Span { sequence: i, n_tokens });
+                let (sequence, span) = (&mut self.queue[i], Span { sequence: i, n_tokens });
+                if sequence.n_unread() > 0 {
+                    step.reads.push(span);
+                    continue;
+                }
+                step.spans.push(span);
+                if !std::mem::replace(&mut sequence.started, true) {
+                    step.started.push((sequence.id, sequence.choice, sequence.cached));
+                }
             } else {
                 self.preempt(i, Cause::Stalled, &mut step);
                 blocked = true;
@@ -214,9 +231,12 @@ impl Scheduler {
         Budget { sequences: self.max_num_seqs, all, prompts }
     }
 
-    /// How many of its pending tokens a sequence may run.
+    /// How many of its pending tokens a sequence may run, or read if it has to.
     fn n_rows(&self, sequence: &Sequence, budget: &Budget) -> usize {
         let Budget { all, prompts, .. } = budget;
+        if sequence.n_unread() > 0 {
+            return self.n_reads(sequence, budget) * self.pool.block_len();
+        }
         let n = match sequence.pending() {
             1 => {
                 let seconds = self.pace.more_seconds(Load::of_next(sequence.tokens.len()));
@@ -231,14 +251,30 @@ impl Scheduler {
         if sequence.rank == 0 { n.max(1) } else { n }
     }
 
+    /// How many blocks a sequence may read. A token that is read counts as a row: while nothing is
+    /// known of the time that it takes, that is what bounds it.
+    fn n_reads(&self, sequence: &Sequence, budget: &Budget) -> usize {
+        let Budget { all, prompts, .. } = budget;
+        let (seconds, rows) = (prompts.seconds.min(all.seconds), prompts.rows.min(all.rows));
+        let n = self.pace.reads_in(seconds);
+        // Less than a block is no progress.
+        let n = if seconds > 0.0 || sequence.rank == 0 { n.max(1) } else { n };
+        let n = n.min(rows.div_ceil(self.pool.block_len())).min(sequence.n_unread());
+        if sequence.rank == 0 { n.max(1) } else { n }
+    }
+
     /// Takes rows of a sequence out of the budget.
     fn spend(&self, budget: &mut Budget, sequence: &Sequence, n_tokens: usize) {
         let is_prompt = sequence.pending() > 1;
-        let mut load = Load { outputs: f64::from(!is_prompt), ..Load::default() };
-        load.add_rows(sequence.computed, n_tokens);
-        let seconds = self.pace.more_seconds(load);
+        let seconds = if sequence.n_unread() > 0 {
+            self.pace.read_seconds(n_tokens / self.pool.block_len())
+        } else {
+            let mut load = Load { outputs: f64::from(!is_prompt), ..Load::default() };
+            load.add_rows(sequence.computed, n_tokens);
+            self.pace.more_seconds(load)
+        };
         budget.sequences -= 1;
-        budget.all.rows -= n_tokens;
+        budget.all.rows = budget.all.rows.saturating_sub(n_tokens);
         budget.all.seconds -= seconds;
         if is_prompt {
             budget.prompts.rows = budget.prompts.rows.saturating_sub(n_tokens);
@@ -272,15 +308,29 @@ impl Scheduler {
         let n_cached = found.len() * self.pool.block_len();
         let sequence = &mut self.queue[i];
         self.pool.share(&found, &mut sequence.block_table);
-        sequence.computed += n_cached;
         sequence.n_published += found.len();
-        if sequence.cached.is_none() {
-            sequence.cached = Some(n_cached);
-            step.started.push((sequence.id, sequence.choice, n_cached));
-        }
+        sequence.hit(n_cached);
         sequence.admitted = true;
         step.n_cached += n_cached;
+        self.look_into_store(i);
         true
+    }
+
+    /// Lets a sequence read what the store has of it, if that is faster than computing it.
+    fn look_into_store(&mut self, i: usize) {
+        let (sequence, block_len) = (&mut self.queue[i], self.pool.block_len());
+        sequence.n_stored = 0;
+        let Some(store) = &mut self.store else { return };
+        if sequence.n_published < sequence.block_table.len() {
+            return;
+        }
+        let readable = &sequence.tokens[..sequence.readable_len()];
+        let n = store.find(sequence.request.salt(), readable, sequence.n_published);
+        let mut load = Load::default();
+        load.add_rows(sequence.computed, n * block_len);
+        if n > 0 && self.pace.reading_pays(n, load) {
+            sequence.n_stored = sequence.n_published + n;
+        }
     }
 
     /// Frees blocks until `n` are free, taking them from the sequences after the one at `i`, the last
@@ -315,6 +365,7 @@ impl Scheduler {
     fn preempt(&mut self, i: usize, cause: Cause, step: &mut Step) {
         let sequence = &mut self.queue[i];
         sequence.admitted = false;
+        sequence.n_stored = 0;
         sequence.n_preempted += 1;
         step.preempted.push((sequence.id, sequence.choice, cause));
     }

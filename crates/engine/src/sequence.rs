@@ -41,8 +41,13 @@ pub(crate) struct Sequence {
     pub n_published: usize,
     /// Rows of the prompt whose log-probabilities are reported.
     pub prompt_rows: usize,
-    /// Tokens that the prefix cache had when the sequence first ran.
-    pub cached: Option<usize>,
+    /// First blocks of the table, to be, of which those that are not published can be had from the
+    /// store: they are read before anything else is computed.
+    pub n_stored: usize,
+    /// Tokens that the prefix cache had until the sequence first ran.
+    pub cached: usize,
+    /// Whether it has run.
+    pub started: bool,
     /// False while the choice waits for the first one to compute the prompt that they share.
     pub ready: bool,
     pub history: History,
@@ -74,7 +79,9 @@ impl Sequence {
             block_table: Vec::new(),
             n_published: 0,
             prompt_rows: 0,
-            cached: None,
+            n_stored: 0,
+            cached: 0,
+            started: false,
             ready: true,
             history: match params.penalizes() {
                 true => History::new(request.prompt()),
@@ -100,6 +107,19 @@ impl Sequence {
     /// Tokens still to compute, drafts aside.
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.computed
+    }
+
+    /// The prefix cache has the next tokens.
+    pub fn hit(&mut self, n_tokens: usize) {
+        self.computed += n_tokens;
+        if !self.started {
+            self.cached += n_tokens;
+        }
+    }
+
+    /// Blocks to read from the store.
+    pub fn n_unread(&self) -> usize {
+        self.n_stored.saturating_sub(self.n_published)
     }
 
     pub fn prompt_len(&self) -> usize {
@@ -173,7 +193,7 @@ impl Sequence {
         Usage {
             prompt_tokens: self.prompt_len(),
             completion_tokens: self.n_output(),
-            cached_tokens: self.cached.unwrap_or(0),
+            cached_tokens: self.cached,
         }
     }
 }

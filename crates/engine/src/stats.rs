@@ -13,6 +13,10 @@ pub struct Stats {
     pub tokens_decoded: u64,
     /// Tokens that did not have to be computed since the prefix cache had them.
     pub tokens_cached: u64,
+    /// Of those, tokens whose blocks were read from the store.
+    pub tokens_restored: u64,
+    /// Blocks that were given to the store.
+    pub blocks_stored: u64,
     /// Steps with rows of a prompt and with sampled rows of another sequence.
     pub steps_mixed: u64,
     /// Sequences that gave blocks to one before them.

@@ -16,6 +16,25 @@ struct Slot {
     prefix: u64,
 }
 
+/// Bytes of a slot outside of the cache.
+const SLOT_BYTES: usize = 16;
+
+impl Slot {
+    fn to_bytes(self) -> [u8; SLOT_BYTES] {
+        let mut bytes = [0; SLOT_BYTES];
+        bytes[..4].copy_from_slice(&self.token.to_le_bytes());
+        bytes[4..8].copy_from_slice(&(self.position as u32).to_le_bytes());
+        bytes[8..].copy_from_slice(&self.prefix.to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: [u8; SLOT_BYTES]) -> Slot {
+        let number = u128::from_le_bytes(bytes);
+        let [token, position] = [number as u32, (number >> 32) as u32];
+        Slot { token, position: position as usize, prefix: (number >> 64) as u64 }
+    }
+}
+
 /// For each step the `(position, rows)` of each span.
 pub type StepLog = Vec<Vec<(usize, usize)>>;
 
@@ -40,7 +59,7 @@ impl FakeModel {
             spec: ModelSpec {
                 vocab_len,
                 context_len,
-                kv_block_bytes: block_len * 8,
+                kv_block_bytes: block_len * SLOT_BYTES,
                 block_len,
                 cost: Cost::default(),
             },
@@ -141,6 +160,22 @@ impl Model for FakeModel {
             if let Some(token) = likely {
                 row[token as usize] += 9.0;
             }
+        }
+    }
+
+    fn read_block(&self, block: u32, bytes: &mut Vec<u8>) {
+        let start = block as usize * self.spec.block_len;
+        for slot in &self.slots[start..start + self.spec.block_len] {
+            bytes.extend(slot.expect("a block with an unwritten slot is kept").to_bytes());
+        }
+    }
+
+    fn write_block(&mut self, block: u32, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.spec.kv_block_bytes);
+        let (slots, _) = bytes.as_chunks();
+        let start = block as usize * self.spec.block_len;
+        for (slot, bytes) in self.slots[start..].iter_mut().zip(slots) {
+            *slot = Some(Slot::from_bytes(*bytes));
         }
     }
 }

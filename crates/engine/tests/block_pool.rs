@@ -80,6 +80,26 @@ fn what_was_freed_long_ago_goes_first() {
 }
 
 #[test]
+fn what_is_evicted_is_told_with_all_that_came_before_it() {
+    let mut pool = BlockPool::new(4, B);
+    pool.watch_evictions();
+    let mut table = publish(&mut pool, &salt("a"), &[1, 2, 3, 4, 5, 6]);
+    let blocks = table.clone();
+    assert!(pool.take_evicted().is_empty());
+    pool.truncate(&mut table, 0);
+    let mut other = Vec::new();
+    assert!(pool.alloc(4, &mut other));
+    let evicted = pool.take_evicted();
+    let told: Vec<(BlockId, usize)> = evicted.iter().map(|e| (e.id, e.tokens.len())).collect();
+    assert_eq!(told, [(blocks[2], 6), (blocks[1], 4), (blocks[0], 2)]);
+    for evicted in evicted {
+        assert_eq!(evicted.salt, salt("a"));
+        assert_eq!(evicted.tokens, [1, 2, 3, 4, 5, 6][..evicted.tokens.len()]);
+    }
+    assert!(pool.take_evicted().is_empty());
+}
+
+#[test]
 fn a_salt_keeps_prefixes_apart() {
     let mut pool = BlockPool::new(8, B);
     publish(&mut pool, &salt("a"), &[1, 2, 3, 4]);
@@ -126,6 +146,7 @@ proptest! {
     #[test]
     fn random_use_keeps_every_invariant(ops in prop::collection::vec(op(), 1..80)) {
         let mut pool = BlockPool::new(12, B);
+        pool.watch_evictions();
         /// A sequence: table, published blocks, tokens, salt.
         struct Holder(Vec<BlockId>, usize, Vec<TokenId>, Arc<str>);
         let mut holders: Vec<Holder> = Vec::new();
@@ -146,6 +167,10 @@ proptest! {
                     if !pool.alloc(rest, &mut table) {
                         prop_assert!(pool.n_free() < rest);
                         pool.truncate(&mut table, 0);
+                    }
+                    for evicted in pool.take_evicted() {
+                        let expected = (evicted.tokens, evicted.salt);
+                        prop_assert_eq!(contents[evicted.id as usize].as_ref(), Some(&expected));
                     }
                     for (i, &id) in table.iter().enumerate() {
                         contents[id as usize] = Some((tokens[..(i + 1) * B].to_vec(), salt.clone()));

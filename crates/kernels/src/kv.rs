@@ -189,6 +189,22 @@ impl KvCache {
         self.n_blocks
     }
 
+    /// The bytes of a block: K and V of its tokens in all layers, in the machine's byte order.
+    ///
+    /// # Panics
+    /// If there is no such block.
+    pub fn block(&self, block: u32) -> &[u8] {
+        &self.bytes.as_slice()[block as usize * self.block_bytes..][..self.block_bytes]
+    }
+
+    /// The same, to put back what [`KvCache::block`] has shown.
+    ///
+    /// # Panics
+    /// If there is no such block.
+    pub fn block_mut(&mut self, block: u32) -> &mut [u8] {
+        &mut self.bytes.as_mut_slice()[block as usize * self.block_bytes..][..self.block_bytes]
+    }
+
     /// Sets every byte, so that a test sees what is read without having been stored.
     #[cfg(test)]
     pub(crate) fn fill(&mut self, byte: u8) {

@@ -18,7 +18,7 @@
 //! Every output element is one serial chain of fused multiply-adds in its own SIMD lane, in an order
 //! that depends only on the weights and on the position: never on the number of rows, the tile
 //! height, the thread count or the neighbours. Every instruction set computes the same chain, so
-//! they agree bit for bit.
+//! they agree bit for bit. [`NUMERICS`] numbers the contract's versions.
 #![allow(unsafe_code)] // The only crate with SIMD; each block carries a SAFETY comment.
 
 pub mod arena;
@@ -44,6 +44,11 @@ pub mod team;
 #[cfg(test)]
 mod test_util;
 pub mod weight;
+
+/// The version of the numbers: raised with every change, here or in a model's forward pass, after which
+/// the same weights and tokens may give another bit of K, V or logits. What was computed under another
+/// version is not used.
+pub const NUMERICS: u32 = 1;
 
 pub use arena::{AllocError, Arena};
 pub use attention::{AttentionParams, AttentionSpan};

@@ -14,6 +14,8 @@ use paceline_kernels::{
 };
 use std::ops::Range;
 
+const RESERVED: &str = "reserve_kv comes before the first step";
+
 /// A transformer decoder on the CPU.
 pub struct Decoder {
     meta: ModelMeta,
@@ -304,7 +306,7 @@ impl Model for Decoder {
 
     fn forward(&mut self, batch: &Batch) {
         let Decoder { meta, cpu, weights, ropes, scratch: s, .. } = self;
-        let kv = self.kv.as_mut().expect("reserve_kv comes before the first step");
+        let kv = self.kv.as_mut().expect(RESERVED);
         let (eps, style) = (meta.rms_eps, meta.rope.style);
         let (mut spans, blocks) = (&batch.spans, &batch.blocks);
         s.begin(batch);
@@ -361,6 +363,14 @@ impl Model for Decoder {
         if let Some(cap) = meta.logit_softcap {
             cpu.softcap(cap, logits);
         }
+    }
+
+    fn read_block(&self, block: u32, bytes: &mut Vec<u8>) {
+        bytes.extend_from_slice(self.kv.as_ref().expect(RESERVED).block(block));
+    }
+
+    fn write_block(&mut self, block: u32, bytes: &[u8]) {
+        self.kv.as_mut().expect(RESERVED).block_mut(block).copy_from_slice(bytes);
     }
 }
 

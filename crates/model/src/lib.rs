@@ -78,4 +78,18 @@ pub trait Model: Send {
     /// # Panics
     /// If the range exceeds the last step's outputs.
     fn logits(&mut self, outputs: std::ops::Range<usize>, logits: &mut Mat);
+
+    /// Appends K and V of a full block, [`ModelSpec::kv_block_bytes`] of them, for
+    /// [`Model::write_block`] to put into any block later.
+    ///
+    /// # Panics
+    /// If the block is outside the cache.
+    fn read_block(&self, block: u32, bytes: &mut Vec<u8>);
+
+    /// Makes a block hold what [`Model::read_block`] read: later steps see the same bits as if it had
+    /// been computed.
+    ///
+    /// # Panics
+    /// If the block is outside the cache, or these are not the bytes of a block.
+    fn write_block(&mut self, block: u32, bytes: &[u8]);
 }

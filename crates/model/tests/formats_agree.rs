@@ -4,7 +4,7 @@
 mod common;
 
 use common::gguf::Gguf;
-use paceline_kernels::DType;
+use paceline_kernels::{DType, Isa, KvType, NUMERICS};
 use paceline_model::file::{Array, Strings, Value};
 use paceline_model::{Batch, LoadOptions, Mat, Model, load};
 use safetensors::tensor::{Dtype, TensorView};
@@ -113,7 +113,16 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-fn write_gguf(architecture: &str, path: &Path) {
+/// The values as Q8_0, with one scale for all, 2^-9.
+fn q8_0(values: &[f32]) -> Vec<u8> {
+    let (blocks, rest) = values.as_chunks::<32>();
+    assert!(rest.is_empty());
+    let code = |value: &f32| (value * 512.0).round() as i8 as u8;
+    blocks.iter().flat_map(|block| [0x00, 0x18].into_iter().chain(block.iter().map(code))).collect()
+}
+
+/// Writes a model whose matrices are of type `matrices`, F32 or Q8_0.
+fn write_gguf(architecture: &str, matrices: DType, path: &Path) {
     let key = |name: &str| format!("{architecture}.{name}");
     let mut words = Strings::default();
     (0..V).for_each(|i| words.push(format!("t{i}").as_bytes()));
@@ -137,8 +146,12 @@ fn write_gguf(architecture: &str, path: &Path) {
         file = file.with(&key("attention.sliding_window"), Value::U32(8));
     }
     for tensor in tensors(architecture) {
-        let data = bytes(&converted(architecture, &tensor));
-        file = file.with_tensor(&tensor.gguf, DType::F32, &tensor.shape, &data);
+        let values = converted(architecture, &tensor);
+        let (dtype, data) = match (matrices, tensor.shape.len()) {
+            (DType::Q8_0, 2) => (DType::Q8_0, q8_0(&values)),
+            _ => (DType::F32, bytes(&values)),
+        };
+        file = file.with_tensor(&tensor.gguf, dtype, &tensor.shape, &data);
     }
     std::fs::write(path, file.bytes()).expect("a temporary file");
 }
@@ -188,7 +201,12 @@ fn write_folder(architecture: &str, path: &Path) {
 
 /// Logits of every row of a text of 20 tokens, longer than Gemma's window here.
 fn logits(path: &Path) -> Mat {
-    let mut loaded = load(path, &LoadOptions::default()).unwrap_or_else(|error| panic!("{error}"));
+    computed(path, &LoadOptions::default()).0
+}
+
+/// The same, and K and V of the first 16 tokens.
+fn computed(path: &Path, options: &LoadOptions) -> (Mat, Vec<u8>) {
+    let mut loaded = load(path, options).unwrap_or_else(|error| panic!("{error}"));
     loaded.model.reserve_kv(2).expect("memory for two blocks");
     let tokens: Vec<u32> = (0..20).map(|i| i * 37 % V as u32).collect();
     let mut batch = Batch::default();
@@ -197,7 +215,53 @@ fn logits(path: &Path) -> Mat {
     loaded.model.forward(&batch);
     let mut logits = Mat::zeros(0, V);
     loaded.model.logits(0..tokens.len(), &mut logits);
-    logits
+    let mut block = Vec::new();
+    loaded.model.read_block(1, &mut block);
+    (logits, block)
+}
+
+/// K and V that were computed under one version of the numbers are taken for those of the same version,
+/// whenever and wherever: if this fails since a change was meant, raise `NUMERICS` with it.
+#[test]
+fn the_numbers_are_those_of_their_version() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("model.gguf");
+    for isa in Isa::available() {
+        let mut hash = 0xCBF2_9CE4_8422_2325_u64;
+        for architecture in ["llama", "qwen2", "qwen3", "gemma3"] {
+            for (matrices, kv) in [(DType::F32, KvType::F16), (DType::Q8_0, KvType::Q8_0)] {
+                write_gguf(architecture, matrices, &path);
+                let options = LoadOptions { isa, k_type: kv, v_type: kv, ..LoadOptions::default() };
+                let (logits, block) = computed(&path, &options);
+                for byte in bytes(logits.as_slice()).into_iter().chain(block) {
+                    hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
+                }
+            }
+        }
+        assert_eq!((NUMERICS, format!("{hash:016x}")), (1, "3851bb3c7f40859c".to_owned()), "{isa}");
+    }
+}
+
+/// A block that is read out and written elsewhere is as good as one that was computed there.
+#[test]
+fn a_block_can_be_taken_out_and_put_back() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("model.gguf");
+    write_gguf("llama", DType::Q8_0, &path);
+    let tokens: Vec<u32> = (0..20).map(|i| i * 37 % V as u32).collect();
+    let (expected, block) = computed(&path, &LoadOptions::default());
+    let mut loaded = load(&path, &LoadOptions::default()).unwrap_or_else(|error| panic!("{error}"));
+    let model = &mut loaded.model;
+    assert_eq!(block.len(), model.spec().kv_block_bytes);
+    model.reserve_kv(4).expect("memory for four blocks");
+    model.write_block(3, &block);
+    let mut batch = Batch::default();
+    batch.push(&tokens[16..], 16, &[3, 0]);
+    batch.outputs = (0..4).collect();
+    model.forward(&batch);
+    let mut logits = Mat::zeros(0, V);
+    model.logits(0..4, &mut logits);
+    assert_eq!(logits.as_slice(), &expected.as_slice()[16 * V..]);
 }
 
 #[test]
@@ -205,7 +269,7 @@ fn formats_agree() {
     for architecture in ["llama", "qwen2", "qwen3", "gemma3"] {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let (file, folder) = (dir.path().join("model.gguf"), dir.path().join("model"));
-        write_gguf(architecture, &file);
+        write_gguf(architecture, DType::F32, &file);
         write_folder(architecture, &folder);
         let (a, b) = (logits(&file), logits(&folder));
         let largest = a.as_slice().iter().fold(0.0f32, |max, x| max.max(x.abs()));
@@ -222,7 +286,7 @@ fn formats_agree() {
 fn every_tensor_is_taken_once() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let path = dir.path().join("model.gguf");
-    write_gguf("llama", &path);
+    write_gguf("llama", DType::F32, &path);
     let bytes_of = std::fs::read(&path).expect("the file");
     let error = |old: &str, new: &str| {
         let at = bytes_of.windows(old.len()).position(|w| w == old.as_bytes()).expect("the name");

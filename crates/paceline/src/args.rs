@@ -8,7 +8,7 @@ pub use bench::{BenchBatching, BenchCommand, BenchRun};
 
 #[cfg(feature = "server")]
 use crate::usage::positive;
-use crate::usage::{number, seed, sha256, top_k, whole};
+use crate::usage::{number, seed, sha256, size, top_k, whole};
 use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand, ValueEnum};
 use paceline::{KvMemory, KvType, SamplingParams, Speculate, TokenId};
@@ -124,7 +124,6 @@ pub struct Chat {
 #[command(after_help = "\
 Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /metrics, /health; docs/serve.md has all.
 Where a request does not say, the model's own sampling parameters hold, else temperature 1.
-
 Example: paceline serve qwen2.5-coder-0.5b --port 8080
          curl localhost:8080/v1/completions -d '{\"prompt\": \"def fib(n):\", \"max_tokens\": 50}'")]
 pub struct Serve {
@@ -369,6 +368,18 @@ pub struct Engine {
     /// KV cache: 2GiB, 50% .. [default: 2GiB, at most half of what is free]
     #[arg(long, value_name = "SIZE", env = "PACELINE_KV_MEMORY", hide_env = true)]
     pub kv_memory: Option<KvMemory>,
+    /// Keep what the KV cache gives up there, up to --kv-cache-disk [4GiB]
+    #[arg(long, value_name = "DIR", env = "PACELINE_KV_CACHE_DIR", hide_env = true)]
+    pub kv_cache_dir: Option<PathBuf>,
+    /// The most that is kept there; the help of --kv-cache-dir names it
+    #[arg(
+        long,
+        value_name = "SIZE",
+        requires = "kv_cache_dir",
+        value_parser = size, env = "PACELINE_KV_CACHE_DISK",
+        hide = true
+    )]
+    pub kv_cache_disk: Option<u64>,
     /// The most sequences in a step
     #[arg(
         long,

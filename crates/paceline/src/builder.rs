@@ -2,6 +2,7 @@
 
 use crate::cache::Cache;
 use crate::catalogue::Catalogue;
+use crate::disk::{self, DiskError, KvDisk};
 use crate::fetch::{self, Progress};
 use crate::llm::{Error, Llm, LlmConfig};
 use crate::memory::KvMemory;
@@ -40,6 +41,14 @@ impl Builder {
     /// take. The system gives the memory only as it is used.
     pub fn kv_memory(mut self, memory: impl Into<KvMemory>) -> Builder {
         self.config.kv_memory = Some(memory.into());
+        self
+    }
+
+    /// Keeps what the KV cache in memory gives up in a folder, also for later runs of the same model: at
+    /// most so many bytes.
+    pub fn kv_disk(mut self, folder: impl Into<PathBuf>, bytes: u64) -> Builder {
+        let (folder, model) = (folder.into(), String::new());
+        self.config.kv_disk = Some(KvDisk { folder, bytes, model });
         self
     }
 
@@ -123,11 +132,15 @@ impl Builder {
             let (field, value) = ("kv_memory", bytes as usize);
             return Err(EngineError::Config { field, value, limit: "at least 64KiB" }.into());
         }
+        let engine = &self.config.engine;
+        if self.config.kv_disk.is_some() && !(engine.prefix_cache && engine.kv_cache) {
+            return Err(DiskError::NoPrefixCache.into());
+        }
         // A head that suits every type: what is wrong now are the blocks.
         let (n_layers, n_kv_heads, head_size) = (1, 1, 256);
         let layout = KvLayout { n_layers, n_kv_heads, head_size, block_len, k_type, v_type };
         layout.block_bytes()?;
-        Ok(self.config.engine.check()?)
+        Ok(engine.check()?)
     }
 
     /// Loads the model; one of the catalogue that is not in the cache yet is fetched.
@@ -137,14 +150,24 @@ impl Builder {
     /// out of range.
     pub fn build(self) -> Result<Llm, Error> {
         self.check()?;
-        let Builder { model, load, config } = self;
+        let Builder { model, load, mut config } = self;
         let path = match model.to_str() {
             Some(name) => {
                 find_model(name, &Catalogue::of_user()?, &Cache::of_user()?, &mut |_| ())?
             }
             None => model,
         };
-        let loaded = paceline_model::load(&path, &load)?;
+        // A file is read once for both if the system has the memory for it.
+        let (loaded, hash) = std::thread::scope(|scope| {
+            let hash = config.kv_disk.is_some().then(|| scope.spawn(|| disk::hash_of(&path)));
+            let loaded = paceline_model::load(&path, &load);
+            (loaded, hash.map(|hash| hash.join().expect("hashing a file does not panic")))
+        });
+        let loaded = loaded?;
+        if let (Some(disk), Some(hash)) = (&mut config.kv_disk, hash) {
+            let LoadOptions { precision, k_type, v_type, .. } = load;
+            disk.model = format!("{} {precision:?}, K {k_type:?}, V {v_type:?}", hash?);
+        }
         let text = ModelText { tokenizer: loaded.tokenizer, template: loaded.chat_template };
         let llm = Llm::from_parts(Box::new(loaded.model), Arc::new(text), config)?;
         Ok(llm.recommending(loaded.meta.sampling))

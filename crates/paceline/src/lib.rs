@@ -33,6 +33,7 @@ mod builder;
 pub mod cache;
 pub mod catalogue;
 mod completion;
+mod disk;
 pub mod fetch;
 mod llm;
 mod memory;
@@ -44,6 +45,7 @@ mod worker;
 
 pub use builder::{Builder, find_model};
 pub use completion::{Choice, Completion, Timings, reason_name};
+pub use disk::{DiskError, KvDisk};
 pub use llm::{Chunk, Error, Llm, LlmConfig, Prompt, Stream, draw_seed};
 pub use memory::{KvMemory, MemoryError};
 pub use paceline_engine::{

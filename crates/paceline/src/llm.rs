@@ -4,6 +4,7 @@ use crate::builder::Builder;
 use crate::cache::CacheError;
 use crate::catalogue::CatalogueError;
 use crate::completion::Completion;
+use crate::disk::{DiskError, DiskStore, KvDisk};
 use crate::fetch::FetchError;
 use crate::memory::{self, KvMemory};
 use crate::text::{ChatError, Message, Text};
@@ -76,6 +77,9 @@ pub enum Error {
         /// Tokens in a block.
         block_len: usize,
     },
+    /// The KV cache cannot be kept on disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
     /// The test of memory's speed finds no memory.
     #[error("no memory to measure the machine with: {bytes} bytes are needed beside the model")]
     ReadTest {
@@ -158,18 +162,22 @@ pub struct LlmConfig {
     /// Memory for the KV cache; without it the least of 2 GiB, half of the available memory, and
     /// what `max_num_seqs` sequences of the longest length take.
     pub kv_memory: Option<KvMemory>,
+    /// Where the KV cache goes on on disk, if it does.
+    pub kv_disk: Option<KvDisk>,
     /// How the engine works; its `n_blocks` follows from `kv_memory`.
     pub engine: EngineConfig,
 }
 
 /// A model with an engine of its own, which serves any number of callers at once.
 ///
-/// Dropping it ends whatever still runs.
+/// Dropping it ends whatever still runs, and writes what is in the KV cache to the disk if that is where
+/// it goes on.
 pub struct Llm {
     worker: Worker,
     text: Arc<dyn Text>,
     limits: Limits,
     kv_bytes: u64,
+    disk_bytes: u64,
     recommended: SamplingDefaults,
 }
 
@@ -197,7 +205,7 @@ impl Llm {
         text: Arc<dyn Text>,
         config: LlmConfig,
     ) -> Result<Llm, Error> {
-        let LlmConfig { kv_memory, mut engine } = config;
+        let LlmConfig { kv_memory, kv_disk, mut engine } = config;
         let spec = model.spec();
         let (asked, limit) = (engine.max_model_len, spec.context_len);
         if asked > limit && asked != usize::MAX {
@@ -216,11 +224,17 @@ impl Llm {
         }
         engine.n_blocks = usize::try_from(n_blocks).unwrap_or(usize::MAX);
         let vocab: Arc<dyn paceline_engine::Vocab> = text.clone();
-        let engine = Engine::new(model, vocab, engine)?;
+        let store = kv_disk.map(|disk| DiskStore::open(&disk, spec)).transpose()?;
+        let mut engine = Engine::new(model, vocab, engine)?;
+        let disk_bytes = store.as_ref().map_or(0, DiskStore::n_bytes);
+        if let Some(store) = store {
+            engine = engine.with_store(Box::new(store));
+        }
         let limits = engine.limits().clone();
         let worker = Worker::start(engine).map_err(Error::Thread)?;
         let kv_bytes = n_blocks * block_bytes as u64;
-        Ok(Llm { worker, text, limits, kv_bytes, recommended: SamplingDefaults::default() })
+        let recommended = SamplingDefaults::default();
+        Ok(Llm { worker, text, limits, kv_bytes, disk_bytes, recommended })
     }
 
     pub(crate) fn recommending(self, recommended: SamplingDefaults) -> Llm {
@@ -252,6 +266,11 @@ impl Llm {
     /// Memory of the KV cache.
     pub fn kv_bytes(&self) -> u64 {
         self.kv_bytes
+    }
+
+    /// What was there of the KV cache on disk at the start, in bytes.
+    pub fn disk_bytes(&self) -> u64 {
+        self.disk_bytes
     }
 
     /// The model's tokenizer and chat template.

@@ -14,6 +14,9 @@ use paceline_model::meta::ModelMeta;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// The most that the KV cache takes of the disk without being told.
+const DISK_BYTES: u64 = 4 << 30;
+
 /// A model whose file is here.
 pub struct Located {
     /// As the user calls it.
@@ -86,6 +89,11 @@ impl Engine {
         Ok(self.builder(Path::new("")).check().map_err(of_flag)?)
     }
 
+    /// The most that the KV cache may take of the disk.
+    pub fn disk_bytes(&self) -> u64 {
+        self.kv_cache_disk.unwrap_or(DISK_BYTES)
+    }
+
     fn builder(&self, path: &Path) -> Builder {
         let builder = self.compute.builder(path);
         let mut builder = builder
@@ -95,6 +103,9 @@ impl Engine {
             .prefix_cache(!self.no_prefix_cache);
         if let Some(memory) = self.kv_memory {
             builder = builder.kv_memory(memory);
+        }
+        if let Some(folder) = &self.kv_cache_dir {
+            builder = builder.kv_disk(folder, self.disk_bytes());
         }
         if let Some(len) = self.max_model_len {
             builder = builder.max_model_len(len);

@@ -3,7 +3,7 @@
 use crate::args::Args;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{Arg, Command, CommandFactory, FromArgMatches};
-use paceline::Error;
+use paceline::{Error, KvMemory};
 #[cfg(feature = "load")]
 use std::ops::RangeInclusive;
 
@@ -13,13 +13,14 @@ use std::ops::RangeInclusive;
 pub struct UsageError(pub String);
 
 /// Flags that the help of `run` and `chat` leaves to the one line that names them.
-const RARE: [&str; 6] = [
+const RARE: [&str; 7] = [
     "min_tokens",
     "stop_token_id",
     "block_size",
     "max_num_seqs",
     "max_num_batched_tokens",
     "no_prefix_cache",
+    "kv_cache_dir",
 ];
 
 /// Reads the command line and the environment. Asked for help or the version, prints it and ends
@@ -173,6 +174,14 @@ pub fn top_k(text: &str) -> Result<usize, String> {
 /// A seed: any whole number of 64 bits; those below 0 count from the end of the range.
 pub fn seed(text: &str) -> Result<u64, String> {
     text.parse().map(i64::cast_unsigned).or_else(|_| whole(text))
+}
+
+/// Bytes, as people write them.
+pub fn size(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(KvMemory::Bytes(bytes)) => Ok(bytes),
+        _ => Err("it must be a size, such as 4GiB, 512MiB or a number of bytes".to_owned()),
+    }
 }
 
 /// A number.

@@ -182,7 +182,7 @@ fn run(mut engine: Engine, commands: &Receiver<Command>, stats: &Mutex<Stats>) {
                 }
             }
             Ok(Command::AbortAll) => clients.keys().for_each(|id| engine.abort(*id)),
-            Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return,
+            Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return engine.close(),
             Err(TryRecvError::Empty) => {
                 let begun = Instant::now();
                 let Ok(events) = catch_unwind(AssertUnwindSafe(|| engine.step())) else {

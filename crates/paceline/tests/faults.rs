@@ -15,7 +15,7 @@ use std::time::Duration;
 
 fn start(step_ms: u64, max_num_seqs: usize, max_queue: usize) -> Server {
     let engine = EngineConfig { max_num_seqs, ..EngineConfig::default() };
-    let config = LlmConfig { kv_memory: None, engine };
+    let config = LlmConfig { engine, ..LlmConfig::default() };
     let llm = fragile(Duration::from_millis(step_ms), config);
     Server::start(llm, ServerConfig { max_queue, ..ServerConfig::new("fake") })
 }

@@ -99,7 +99,7 @@ fn resident() -> Option<u64> {
 #[test]
 fn crowds_come_and_go() {
     // Few enough blocks that sequences are preempted.
-    let kv_memory = Some((16 * 8 * 400).into());
+    let kv_memory = Some((16 * 16 * 400).into());
     let config = LlmConfig { kv_memory, ..LlmConfig::default() };
     let llm = fake::build(Duration::ZERO, fake::FakeText::new(true), config);
     let server = Server::start(llm, ServerConfig::new("fake"));

@@ -12,8 +12,8 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use std::io::{self, BufRead, ErrorKind, IsTerminal};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 const HELP: &str = "\
 /reset        forget the conversation
@@ -36,7 +36,7 @@ pub fn run(args: Chat) -> anyhow::Result<()> {
     let params = args.sampling.params(opened.defaults(0.0));
     let llm = Arc::new(opened.llm);
     let answering = Arc::new(AtomicBool::new(false));
-    stop_on_ctrl_c(llm.clone(), answering.clone())?;
+    stop_on_ctrl_c(Arc::downgrade(&llm), answering.clone())?;
 
     let mut lines = Lines::new()?;
     if let Lines::Terminal { .. } = lines {
@@ -61,10 +61,11 @@ pub fn run(args: Chat) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// On Ctrl-C an answer is stopped; with none under way, the program.
-fn stop_on_ctrl_c(llm: Arc<Llm>, answering: Arc<AtomicBool>) -> anyhow::Result<()> {
+/// On Ctrl-C an answer is stopped; with none under way, the program. The model is not kept: its end has
+/// things to do.
+fn stop_on_ctrl_c(llm: Weak<Llm>, answering: Arc<AtomicBool>) -> anyhow::Result<()> {
     let stop = move || match answering.load(Ordering::SeqCst) {
-        true => llm.abort_all(),
+        true => llm.upgrade().iter().for_each(|llm| llm.abort_all()),
         // As the shell reports a program that the signal ended.
         false => std::process::exit(130),
     };

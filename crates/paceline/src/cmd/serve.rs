@@ -133,6 +133,14 @@ fn log_config(args: &Serve, opened: &Opened, config: &ServerConfig) {
         engine.compute.block_size,
         on(engine.no_prefix_cache),
     );
+    if let Some(folder) = &engine.kv_cache_dir {
+        info!(
+            "kv cache on disk: at most {} in {}, {} there",
+            units::bytes(engine.disk_bytes()),
+            folder.display(),
+            units::bytes(opened.llm.disk_bytes()),
+        );
+    }
     info!(
         "limits: {} tokens a sequence, {} sequences and {} tokens a step, speculation {}",
         limits.max_model_len,

@@ -61,13 +61,13 @@ pub fn listen(host: &str, port: u16) -> std::io::Result<std::net::TcpListener> {
 pub(super) async fn serve(
     listener: TcpListener,
     app: Router,
-    state: Arc<State>,
+    state: &Arc<State>,
     shutdown: impl Future<Output = ()>,
 ) {
     let (phase, watched) = watch::channel(Phase::Serving);
     let mut connections = JoinSet::new();
     tokio::select! {
-        () = accept(&listener, app, &state, &watched, &mut connections) => {}
+        () = accept(&listener, app, state, &watched, &mut connections) => {}
         () = shutdown => {}
     }
     drop(listener);

@@ -75,6 +75,8 @@ pub(super) struct Metrics {
     kv_waste: Share,
     prefix_queries: Counter,
     prefix_hits: Counter,
+    disk_hits: Counter,
+    disk_blocks: Counter,
     preemptions: Counter,
     preemptions_by_cause: Family<Cause, Counter>,
     draft_tokens: Counter,
@@ -143,6 +145,8 @@ impl Metrics {
             kv_waste: Share::default(),
             prefix_queries: Counter::default(),
             prefix_hits: Counter::default(),
+            disk_hits: Counter::default(),
+            disk_blocks: Counter::default(),
             preemptions: Counter::default(),
             preemptions_by_cause: Family::default(),
             draft_tokens: Counter::default(),
@@ -219,6 +223,10 @@ impl Metrics {
                 "Sequences that had to give up blocks, by cause";
             kv_waste: "paceline:kv_cache_waste_perc",
                 "Share of the slots in the blocks in use that hold no token, the mean since the start";
+            disk_hits: "paceline:prefix_cache_disk_hits",
+                "Tokens of the prefix cache that were read from the disk";
+            disk_blocks: "paceline:kv_cache_disk_blocks",
+                "Blocks of the KV cache that were to be written to the disk";
             answers: "paceline:http_responses", "HTTP answers, by path and status; 499 is a client that left";
         }
     }
@@ -309,6 +317,8 @@ impl Metrics {
         {
             set(&self.preemptions_by_cause.get_or_create_owned(&Cause { cause }), n);
         }
+        set(&self.disk_hits, stats.tokens_restored);
+        set(&self.disk_blocks, stats.blocks_stored);
         set(&self.draft_tokens, stats.drafts_proposed);
         set(&self.accepted_tokens, stats.drafts_accepted);
     }

@@ -130,7 +130,9 @@ pub async fn run(
 ) {
     let state = Arc::new(State::new(llm, config));
     let app = router(state.clone());
-    listen::serve(listener, app, state, shutdown).await;
+    listen::serve(listener, app, &state, shutdown).await;
+    // Its engine may have much to write, and signals are still to be heard.
+    let _ = tokio::task::spawn_blocking(move || drop(state)).await;
 }
 
 fn router(state: Arc<State>) -> Router {

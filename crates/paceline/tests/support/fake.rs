@@ -119,6 +119,14 @@ impl Model for Slow {
     fn logits(&mut self, outputs: Range<usize>, logits: &mut Mat) {
         self.0.logits(outputs, logits);
     }
+
+    fn read_block(&self, block: u32, bytes: &mut Vec<u8>) {
+        self.0.read_block(block, bytes);
+    }
+
+    fn write_block(&mut self, block: u32, bytes: &[u8]) {
+        self.0.write_block(block, bytes);
+    }
 }
 
 /// An engine whose steps take at least `step`.
