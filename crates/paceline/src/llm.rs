@@ -378,11 +378,22 @@ impl Llm {
         requests: Vec<(Request, Sink)>,
         max_queue: usize,
     ) -> Result<Ticket, Error> {
-        let (n, max_num_seqs) = (requests.len(), self.limits.max_num_seqs);
-        self.worker.submit(requests, max_queue).map_err(|full| match full {
+        let n = requests.len();
+        self.worker.submit(requests, max_queue).map_err(|full| self.refusal(full, n, max_queue))
+    }
+
+    /// Whether a request would find room, before anything is done for it.
+    #[cfg(feature = "server")]
+    pub(crate) fn check_room(&self, max_queue: usize) -> Result<(), Error> {
+        self.worker.check_room(max_queue).map_err(|full| self.refusal(full, 1, max_queue))
+    }
+
+    #[cfg(feature = "server")]
+    fn refusal(&self, full: Full, n: usize, max_queue: usize) -> Error {
+        match full {
             Full::Now { retry_after } => Error::Busy { max_queue, retry_after },
-            Full::Always => Error::Batch { n, max_num_seqs, max_queue },
-        })
+            Full::Always => Error::Batch { n, max_num_seqs: self.limits.max_num_seqs, max_queue },
+        }
     }
 }
 

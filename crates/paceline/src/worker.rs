@@ -117,13 +117,9 @@ impl Worker {
         if n > max_queue.saturating_add(self.max_num_seqs) {
             return Err(Full::Always);
         }
-        let room = max_queue.saturating_add(self.queue.free.load(order));
+        let room = self.room(max_queue);
         let longer = |len: usize| len.checked_add(n).filter(|&len| len <= room);
-        self.queue.len.fetch_update(order, order, longer).map_err(|_| {
-            // When half of the queue is gone: it does not run empty, and not all come too early.
-            let wait = self.queue.wait.load(order) / 2;
-            Full::Now { retry_after: wait.div_ceil(1000).clamp(1, 60) }
-        })?;
+        self.queue.len.fetch_update(order, order, longer).map_err(|_| self.full())?;
         let since = Instant::now();
         let asked = requests.into_iter().map(|(request, sink)| {
             let place = Place { queue: self.queue.clone(), since };
@@ -132,6 +128,24 @@ impl Worker {
         let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let _ = self.commands.send(Command::Add { ticket, asked: asked.collect() });
         Ok(Ticket { number: ticket, commands: self.commands.clone() })
+    }
+
+    /// Whether there is room for one request at least, by now.
+    #[cfg(feature = "server")]
+    pub fn check_room(&self, max_queue: usize) -> Result<(), Full> {
+        let has_room = self.queue.len.load(Ordering::Relaxed) < self.room(max_queue);
+        if has_room { Ok(()) } else { Err(self.full()) }
+    }
+
+    /// How many requests may be there that nothing has been computed for.
+    fn room(&self, max_queue: usize) -> usize {
+        max_queue.saturating_add(self.queue.free.load(Ordering::Relaxed))
+    }
+
+    fn full(&self) -> Full {
+        // When half of the queue is gone: it does not run empty, and not all come too early.
+        let wait = self.queue.wait.load(Ordering::Relaxed) / 2;
+        Full::Now { retry_after: wait.div_ceil(1000).clamp(1, 60) }
     }
 
     /// Ends all requests; each gets its last event.

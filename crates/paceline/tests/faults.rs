@@ -98,6 +98,13 @@ fn who_finds_the_queue_full_is_told_when_to_come_again() {
     let seconds: u64 = response.headers()["retry-after"].to_str().unwrap().parse().unwrap();
     assert!((1..=60).contains(&seconds));
 
+    // Nothing is read of what is refused.
+    assert_eq!(server.post_bytes(COMPLETIONS, b"{").0, 429);
+
+    drop((running, waiting, third));
+    server.wait_for_running(0);
+    server.ok(COMPLETIONS, &two);
+
     // More than can ever wait is an error of the request.
     let five = json!({"prompt": ["a", "b", "c", "d", "e"], "max_tokens": 1});
     let (status, answer) = server.post(COMPLETIONS, &five);
@@ -106,10 +113,6 @@ fn who_finds_the_queue_full_is_told_when_to_come_again() {
     for part in ["5 prompts", "1 can run (--max-num-seqs)", "3 more wait (--max-queue)"] {
         assert!(message.contains(part), "{message}");
     }
-
-    drop((running, waiting, third));
-    server.wait_for_running(0);
-    server.ok(COMPLETIONS, &two);
 }
 
 #[test]

@@ -32,6 +32,8 @@ pub(super) async fn answer<F: Format>(
     body: Whole,
     read: fn(&State, &[u8]) -> Result<Asked<F>, ApiError>,
 ) -> Result<Response, ApiError> {
+    // Under overload no time goes into prompts that are refused.
+    state.llm.check_room(state.config.max_queue)?;
     let shared = state.clone();
     let asked = aside(move || read(&shared, &body)).await?;
     let id = format!("{}-{}", F::ID, context.id);
