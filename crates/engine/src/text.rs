@@ -61,6 +61,11 @@ impl TextStream {
         (text, None)
     }
 
+    /// Whether the last character is not complete yet.
+    pub fn is_in_character(&self) -> bool {
+        !self.bytes.is_empty()
+    }
+
     /// Ends the stream: returns all text that was held back.
     pub fn finish(&mut self) -> String {
         let mut text = std::mem::take(&mut self.held);

@@ -10,6 +10,8 @@ pub use bench::{BenchBatching, BenchCommand, BenchRun};
 use crate::usage::positive;
 use crate::usage::{number, seed, sha256, size, top_k, whole};
 use clap::builder::FalseyValueParser;
+#[cfg(feature = "server")]
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Parser, Subcommand, ValueEnum};
 use paceline::{KvMemory, KvType, SamplingParams, Speculate, TokenId};
 use std::path::PathBuf;
@@ -137,7 +139,12 @@ pub struct Serve {
     #[arg(long, default_value_t = 8000, value_parser = whole::<u16>, env = "PACELINE_PORT", hide_env = true)]
     pub port: u16,
     /// The model's name in requests and answers [default: as given]
-    #[arg(long, value_name = "NAME", env = "PACELINE_SERVED_MODEL_NAME", hide_env = true)]
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_parser = NonEmptyStringValueParser::new(), env = "PACELINE_SERVED_MODEL_NAME",
+        hide_env = true
+    )]
     pub served_model_name: Option<String>,
     #[command(flatten)]
     pub access: Access,
@@ -187,7 +194,7 @@ pub struct Bounds {
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = positive::<u32>, env = "PACELINE_MAX_BODY", hide_env = true)]
     pub max_body: u32,
     /// The most requests that wait; more are refused
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = positive::<u32>, env = "PACELINE_MAX_QUEUE", hide_env = true)]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = whole::<u32>, env = "PACELINE_MAX_QUEUE", hide_env = true)]
     pub max_queue: u32,
     /// The most connections at once; more wait
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = positive::<u32>, env = "PACELINE_MAX_CONNECTIONS", hide_env = true)]

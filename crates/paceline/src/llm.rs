@@ -91,7 +91,7 @@ pub enum Error {
     Thread(std::io::Error),
     /// Too many requests wait.
     #[error(
-        "{max_queue} requests wait already, as many as may (--max-queue): try again in \
+        "as many requests wait as may, of {max_queue} (--max-queue) at most: try again in \
          {retry_after} s"
     )]
     Busy {
@@ -99,6 +99,19 @@ pub enum Error {
         max_queue: usize,
         /// When to try again, in seconds.
         retry_after: u64,
+    },
+    /// More prompts than there is ever room for.
+    #[error(
+        "prompt has {n} prompts: {max_num_seqs} can run (--max-num-seqs) and {max_queue} more wait \
+         (--max-queue); ask in smaller batches"
+    )]
+    Batch {
+        /// Prompts.
+        n: usize,
+        /// How many run at once.
+        max_num_seqs: usize,
+        /// How many may wait.
+        max_queue: usize,
     },
     /// The request has ended before its time.
     #[error("the engine has failed: its message is above; this is a bug of paceline")]
@@ -384,8 +397,22 @@ impl Llm {
         requests: Vec<(Request, Sink)>,
         max_queue: usize,
     ) -> Result<Ticket, Error> {
-        let busy = |full: Full| Error::Busy { max_queue, retry_after: full.retry_after };
-        self.worker.submit(requests, max_queue).map_err(busy)
+        let n = requests.len();
+        self.worker.submit(requests, max_queue).map_err(|full| self.refusal(full, n, max_queue))
+    }
+
+    /// Whether a request would find room, before anything is done for it.
+    #[cfg(feature = "server")]
+    pub(crate) fn check_room(&self, max_queue: usize) -> Result<(), Error> {
+        self.worker.check_room(max_queue).map_err(|full| self.refusal(full, 1, max_queue))
+    }
+
+    #[cfg(feature = "server")]
+    fn refusal(&self, full: Full, n: usize, max_queue: usize) -> Error {
+        match full {
+            Full::Now { retry_after } => Error::Busy { max_queue, retry_after },
+            Full::Always => Error::Batch { n, max_num_seqs: self.limits.max_num_seqs, max_queue },
+        }
     }
 }
 

@@ -7,7 +7,10 @@ use crate::usage::{UsageError, of_flag};
 use anyhow::Context;
 use paceline::cache::Cache;
 use paceline::catalogue::{Catalogue, DEFAULT_MODEL};
-use paceline::{Builder, Error, Isa, KvMemory, Llm, LoadOptions, SamplingParams, find_model};
+use paceline::{
+    Builder, Error, Isa, KvMemory, Limits, Llm, LoadOptions, SamplingParams, find_model,
+};
+use paceline_engine::Request;
 use paceline_model::ChatTemplate;
 use paceline_model::file::ModelFile;
 use paceline_model::meta::ModelMeta;
@@ -54,12 +57,12 @@ impl Located {
         Ok(ChatTemplate::source(&file).with_context(|| format!("cannot load {name}"))?.is_some())
     }
 
-    /// Loads the model as the flags say.
-    pub fn load(self, args: &Engine) -> anyhow::Result<Opened> {
+    /// Loads the model as the flags say, unless it could not do what `params` ask for.
+    pub fn load(self, args: &Engine, params: &SamplingParams) -> anyhow::Result<Opened> {
         let Located { name, path } = self;
         let spinner = progress::spinner(&format!("loading {name}"));
         let start = Instant::now();
-        check_kv_memory(&path, args).with_context(|| format!("cannot load {name}"))?;
+        check(&path, args, params).with_context(|| format!("cannot load {name}"))?;
         let llm = args.builder(&path).build().with_context(|| format!("cannot load {name}"))?;
         spinner.finish_and_clear();
         let (isa, n_threads) = (args.compute.isa(), args.compute.n_threads());
@@ -67,20 +70,32 @@ impl Located {
     }
 }
 
-/// Refuses a KV cache of less than a block before the weights are read.
-fn check_kv_memory(path: &Path, args: &Engine) -> anyhow::Result<()> {
-    let Some(KvMemory::Bytes(bytes)) = args.kv_memory else { return Ok(()) };
-    let Compute { block_size: block_len, kv_type_k, kv_type_v, .. } = args.compute;
+/// Refuses what the head of a model's file says is out of its range, before the weights are read.
+fn check(path: &Path, args: &Engine, params: &SamplingParams) -> anyhow::Result<()> {
     let meta = ModelMeta::read(&ModelFile::open(path)?)?;
-    let layout = meta.kv_layout(block_len, kv_type_k.into(), kv_type_v.into());
-    match layout.block_bytes() {
-        Ok(block_bytes) if bytes < block_bytes as u64 => {
-            let error = Error::KvMemory { bytes, block_bytes, block_len };
-            Err(UsageError(error.to_string()).into())
-        }
-        // What else there may be is found when it is loaded.
-        _ => Ok(()),
+    let limit = meta.context_len;
+    let max_model_len = args.max_model_len.unwrap_or(limit);
+    if max_model_len > limit {
+        return Err(of_flag(Error::ContextLen { asked: max_model_len, limit }).into());
     }
+    let Compute { block_size: block_len, kv_type_k, kv_type_v, .. } = args.compute;
+    let layout = meta.kv_layout(block_len, kv_type_k.into(), kv_type_v.into());
+    // What else there may be is found when it is loaded.
+    if let (Some(KvMemory::Bytes(bytes)), Ok(block_bytes)) = (args.kv_memory, layout.block_bytes())
+        && bytes < block_bytes as u64
+    {
+        return Err(of_flag(Error::KvMemory { bytes, block_bytes, block_len }).into());
+    }
+    if let Some(max_tokens) = params.max_tokens.filter(|&n| n >= max_model_len) {
+        let problem = format!("the prompt and the answer have {max_model_len} tokens at most");
+        return Err(UsageError(format!("--max-tokens is {max_tokens}: {problem}")).into());
+    }
+    // The rest does not depend on the prompt: any token will do for it.
+    let params = SamplingParams { max_tokens: None, ..params.clone() };
+    let (vocab_len, max_num_seqs) = (meta.vocab_len, args.max_num_seqs);
+    let limits = Limits { vocab_len, max_model_len, kv_len: usize::MAX, max_num_seqs };
+    Request::new(vec![0], params, 0, &limits).map_err(of_flag)?;
+    Ok(())
 }
 
 impl Engine {

@@ -110,10 +110,13 @@ pub fn of_flag(error: impl Into<Error>) -> UsageError {
     let field = match &error {
         Error::Invalid(invalid) => invalid.field(),
         Error::Engine(paceline::EngineError::Config { field, .. }) => field,
+        Error::ContextLen { .. } => "max_model_len",
         Error::Kv(_) => return UsageError(format!("--block-size: {error}")),
         _ => return UsageError(error.to_string()),
     };
     let flag = match field {
+        // It is an argument, and has its message's only other field by it.
+        "prompt" => return UsageError(error.to_string().replace("max_tokens", "--max-tokens")),
         "stop_token_ids" => "stop-token-id".to_owned(),
         field => field.replace('_', "-"),
     };

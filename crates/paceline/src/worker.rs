@@ -40,6 +40,8 @@ struct Asked {
 #[derive(Default)]
 struct Queue {
     len: AtomicUsize,
+    /// Sequences that could run besides those that do: so many requests do not wait.
+    free: AtomicUsize,
     /// How long the last one that left had been there, in milliseconds.
     wait: AtomicU64,
 }
@@ -58,17 +60,23 @@ impl Drop for Place {
     }
 }
 
-/// The queue is full.
+/// There is no room for requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Full {
-    /// When to try again, in seconds.
-    pub retry_after: u64,
+pub(crate) enum Full {
+    /// For now.
+    Now {
+        /// When to try again, in seconds.
+        retry_after: u64,
+    },
+    /// They are more than there is ever room for.
+    Always,
 }
 
 /// The engine's thread, from outside.
 pub(crate) struct Worker {
     commands: Sender<Command>,
     queue: Arc<Queue>,
+    max_num_seqs: usize,
     thread: Option<JoinHandle<()>>,
     next_ticket: AtomicU64,
     stats: Arc<Mutex<Stats>>,
@@ -92,25 +100,26 @@ impl Worker {
     pub fn start(engine: Engine) -> std::io::Result<Worker> {
         let (commands, receiver) = channel();
         let stats = Arc::new(Mutex::new(*engine.stats()));
-        let shared = stats.clone();
+        let max_num_seqs = engine.limits().max_num_seqs;
+        let queue = Arc::new(Queue { free: max_num_seqs.into(), ..Queue::default() });
+        let shared = (stats.clone(), queue.clone());
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
-            .spawn(move || run(engine, &receiver, &shared))?;
+            .spawn(move || run(engine, &receiver, &shared.0, &shared.1))?;
         let next_ticket = AtomicU64::new(0);
-        let queue = Arc::default();
-        Ok(Worker { commands, queue, thread: Some(thread), next_ticket, stats })
+        Ok(Worker { commands, queue, max_num_seqs, thread: Some(thread), next_ticket, stats })
     }
 
-    /// Hands requests to the engine, all or, if more than `max_queue` would wait then, none. If its
-    /// thread has failed, the sinks are dropped without an event.
+    /// Hands requests to the engine, all or, if more than `max_queue` would wait then for others to
+    /// end, none. If its thread has failed, the sinks are dropped without an event.
     pub fn submit(&self, requests: Vec<(Request, Sink)>, max_queue: usize) -> Result<Ticket, Full> {
-        let longer = |len: usize| len.checked_add(requests.len()).filter(|&len| len <= max_queue);
-        let order = Ordering::Relaxed;
-        self.queue.len.fetch_update(order, order, longer).map_err(|_| {
-            // When half of the queue is gone: it does not run empty, and not all come too early.
-            let wait = self.queue.wait.load(order) / 2;
-            Full { retry_after: wait.div_ceil(1000).clamp(1, 60) }
-        })?;
+        let (n, order) = (requests.len(), Ordering::Relaxed);
+        if n > max_queue.saturating_add(self.max_num_seqs) {
+            return Err(Full::Always);
+        }
+        let room = self.room(max_queue);
+        let longer = |len: usize| len.checked_add(n).filter(|&len| len <= room);
+        self.queue.len.fetch_update(order, order, longer).map_err(|_| self.full())?;
         let since = Instant::now();
         let asked = requests.into_iter().map(|(request, sink)| {
             let place = Place { queue: self.queue.clone(), since };
@@ -119,6 +128,24 @@ impl Worker {
         let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let _ = self.commands.send(Command::Add { ticket, asked: asked.collect() });
         Ok(Ticket { number: ticket, commands: self.commands.clone() })
+    }
+
+    /// Whether there is room for one request at least, by now.
+    #[cfg(feature = "server")]
+    pub fn check_room(&self, max_queue: usize) -> Result<(), Full> {
+        let has_room = self.queue.len.load(Ordering::Relaxed) < self.room(max_queue);
+        if has_room { Ok(()) } else { Err(self.full()) }
+    }
+
+    /// How many requests may be there that nothing has been computed for.
+    fn room(&self, max_queue: usize) -> usize {
+        max_queue.saturating_add(self.queue.free.load(Ordering::Relaxed))
+    }
+
+    fn full(&self) -> Full {
+        // When half of the queue is gone: it does not run empty, and not all come too early.
+        let wait = self.queue.wait.load(Ordering::Relaxed) / 2;
+        Full::Now { retry_after: wait.div_ceil(1000).clamp(1, 60) }
     }
 
     /// Ends all requests; each gets its last event.
@@ -157,8 +184,10 @@ struct Client {
     place: Option<Place>,
 }
 
-fn run(mut engine: Engine, commands: &Receiver<Command>, stats: &Mutex<Stats>) {
+fn run(mut engine: Engine, commands: &Receiver<Command>, stats: &Mutex<Stats>, queue: &Queue) {
     let mut clients: HashMap<RequestId, Client> = HashMap::new();
+    // Some sequence found no room in the last step.
+    let mut is_full = false;
     let origin = Instant::now();
     loop {
         let next = match engine.has_work() {
@@ -187,25 +216,40 @@ fn run(mut engine: Engine, commands: &Receiver<Command>, stats: &Mutex<Stats>) {
                 let begun = Instant::now();
                 let Ok(events) = catch_unwind(AssertUnwindSafe(|| engine.step())) else {
                     engine.reset();
+                    is_full = false;
+                    publish(&engine, is_full, stats, queue);
                     clients.clear();
                     continue;
                 };
                 let ended = Instant::now();
                 engine.took(ended - begun);
-                // Before the events: who reads them may look at the counters next.
-                publish(&engine, stats);
+                is_full = engine.stats().n_waiting > 0;
+                for event in &events {
+                    if let Event::Started { id, .. } = event
+                        && let Some(client) = clients.get_mut(id)
+                    {
+                        client.place = None;
+                    }
+                }
+                // Before the events: who reads them may look at the counters, or ask more, next.
+                publish(&engine, is_full, stats, queue);
                 for event in events {
                     let at = if matches!(event, Event::Started { .. }) { begun } else { ended };
                     deliver(at, event, &mut clients, &mut engine);
                 }
             }
         }
-        publish(&engine, stats);
+        is_full &= engine.has_work();
+        publish(&engine, is_full, stats, queue);
     }
 }
 
-fn publish(engine: &Engine, stats: &Mutex<Stats>) {
-    *stats.lock().unwrap_or_else(PoisonError::into_inner) = *engine.stats();
+fn publish(engine: &Engine, is_full: bool, shared: &Mutex<Stats>, queue: &Queue) {
+    let stats = *engine.stats();
+    let free =
+        if is_full { 0 } else { engine.limits().max_num_seqs.saturating_sub(stats.n_running) };
+    queue.free.store(free, Ordering::Relaxed);
+    *shared.lock().unwrap_or_else(PoisonError::into_inner) = stats;
 }
 
 fn deliver(
@@ -222,7 +266,6 @@ fn deliver(
     };
     // Events of an aborted request find no client.
     let Some(client) = clients.get_mut(&id) else { return };
-    client.place = None;
     client.n_open -= usize::from(ends);
     let over = client.n_open == 0;
     let goes_on =

@@ -133,6 +133,27 @@ fn files_that_give_no_https_are_named() {
         let error = error(cert, key);
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     }
+    // Cut off in the middle, and with something missing there.
+    let folder = tempfile::tempdir().unwrap();
+    for (name, kind) in [("cert.pem", "certificate"), ("key.pem", "private key")] {
+        let text = std::fs::read_to_string(pem(name)).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let half = lines.len() / 2;
+        let cut = lines[..half].join("\n");
+        let holed = [&lines[..half], &lines[half + 1..]].concat().join("\n");
+        for (text, says) in [(cut, "cut off"), (holed, "damaged")] {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            let (cert, key) = match name {
+                "cert.pem" => (path, pem("key.pem")),
+                _ => (pem("cert.pem"), path),
+            };
+            let error = Tls::read(&cert, &key).unwrap_err().to_string();
+            for part in [name, kind, says] {
+                assert!(error.contains(part), "{part}: {error}");
+            }
+        }
+    }
 }
 
 /// What the log has so far, of all tests in this process.

@@ -187,6 +187,9 @@ fn what_cannot_be_measured_is_named_in_one_line() {
     };
     refused("localhost:8000", &random, &["--url localhost:8000", "http://"]);
     refused("ftp://host", &random, &["--url ftp://host", "http://"]);
+    for url in ["http://host:65536", "http://host:", "http://host:99999/v1", "http://[::1]:99999"] {
+        refused(url, &random, &["--url http://", "65535"]);
+    }
     let one = "--concurrency=1";
     for (args, parts) in [
         (&["--dataset", "random"][..], &["--rate", "--concurrency"][..]),
@@ -202,6 +205,15 @@ fn what_cannot_be_measured_is_named_in_one_line() {
         (&["--dataset", "sharegpt", one], &["--dataset-path", "tools/fetch_sharegpt.py"]),
         (&["--dataset", "alpaca", one], &["\"alpaca\"", "sharegpt, random"]),
         (&["--dataset", "random", one, "--dataset-path", "x"], &["--dataset-path", "sharegpt"]),
+        (&["--dataset", "random", one, "--raw"], &["--raw", "sharegpt"]),
+        (&["--dataset", "random", one, "--prompt-chars", "9"], &["--prompt-chars", "sharegpt"]),
+        (&["--dataset", "sharegpt", one, "--input-len", "9"], &["--input-len", "random"]),
+        (&["--dataset", "a.jsonl", one, "--raw"], &["--raw", "sharegpt"]),
+        (
+            &["--dataset", "random", one, "--temperature", "-1"],
+            &["--temperature is -1", "0 to 100"],
+        ),
+        (&["--dataset", "random", one, "--temperature", "nan"], &["--temperature is NaN"]),
         (&[one], &["--dataset"]),
     ] {
         refused(&web.url, args, parts);
@@ -209,6 +221,11 @@ fn what_cannot_be_measured_is_named_in_one_line() {
     let failed = |args: &[&str], parts: &[&str]| {
         bench(&home, &web.url, &[args, &[one]].concat()).fails_with(parts);
     };
+    // Before anybody is asked anything.
+    let n_asked = web.requests();
+    failed(&["--dataset", "random", "--html", "none/report.html"], &["--html none/report.html"]);
+    failed(&["--dataset", "random", "--html", "."], &["--html ."]);
+    assert_eq!(web.requests(), n_asked);
     failed(&["--dataset", "none.jsonl"], &["none.jsonl", "No such file"]);
     home.file("bad.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": 1}\n");
     failed(&["--dataset", "bad.jsonl"], &["bad.jsonl, line 2", "expected a string"]);

@@ -89,6 +89,13 @@ fn wrong_usage_is_one_line_that_names_it_and_code_2() {
         (&["serve", "nothing.gguf", "--block-size", "7"], &["--block-size"]),
         (&["serve", "--port", "70000"], &["'70000'", "--port", "too large"]),
         (&["serve", "--max-body", "0"], &["--max-body", "at least 1"]),
+        (&["serve", "--served-model-name", ""], &["--served-model-name"]),
+        (
+            &["bench", "serve", "--url", "http://a:65536", "--dataset", "random", "--rate", "1"],
+            &["65535"],
+        ),
+        (&["pull", "smollm2-135m", "--sha256", "zz"], &["--sha256", "64 hexadecimal digits"]),
+        (&["pull", "smollm2-135m", "--name", "x"], &["--name", "smollm2-135m has its own"]),
         (&["sing"], &["'sing'", "paceline --help"]),
         (&["rm"], &["<NAME>", "paceline rm --help"]),
     ] {
@@ -310,20 +317,34 @@ fn what_a_model_cannot_do_is_named() {
     let home = Home::new();
     let run = |prompt: &str, args: &[&str]| home.run(["run", model, prompt].iter().chain(args));
     for (args, parts) in [
-        (&["--max-tokens", "100000"][..], &["max_tokens", "8192"][..]),
-        (&["--stop-token-id", "999999"], &["stop_token_ids", "49152"]),
+        (&["--max-tokens", "100000"][..], &["--max-tokens is 100000", "8192"][..]),
+        (&["--max-tokens", "99", "--max-model-len", "99"], &["--max-tokens is 99", "99 tokens"]),
+        (&["--min-tokens", "9000"], &["--min-tokens is 9000", "at most 8191"]),
+        (&["--stop-token-id", "999999"], &["--stop-token-id is 999999", "49152"]),
+        (&["--logit-bias", "999999=1"], &["--logit-bias is 999999", "49152"]),
+        (&["--max-model-len", "99999999"], &["--max-model-len is 99999999", "8192"]),
+        (&["--kv-memory", "100KiB"], &["--kv-memory 102400", "block"]),
         (&["--kv-memory", "400KiB"], &["--kv-memory"]),
         (&["--max-model-len", "16"], &["prompt", "16"]),
+        (&["--max-model-len", "60", "--max-tokens", "50"], &["prompt", "(--max-tokens)", "60"]),
     ] {
-        run("Hello there, how are you today?", args).fails_with(parts);
+        run("Hello there, how are you today?", args).refused_with(parts);
     }
-    // Before the model is loaded, and without asking it anything.
-    let small = run("Hi", &["--kv-memory", "100KiB"]);
-    small.refused_with(&["--kv-memory", "102400", "block"]);
+    home.run([
+        "serve",
+        model,
+        "--port",
+        "0",
+        "--max-model-len",
+        "99999999",
+        "--log-level",
+        "error",
+    ])
+    .refused_with(&["--max-model-len is 99999999", "8192"]);
     let long = "word ".repeat(9_000);
     home.file("long.txt", &long);
-    home.run(["run", model, "--prompt-file", "long.txt"]).fails_with(&["prompt", "8192"]);
-    run("", &["--raw"]).fails_with(&["prompt is empty"]);
+    home.run(["run", model, "--prompt-file", "long.txt"]).refused_with(&["prompt", "8192"]);
+    run("", &["--raw"]).refused_with(&["prompt is empty"]);
 }
 
 #[test]

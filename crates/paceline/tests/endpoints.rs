@@ -7,8 +7,8 @@ mod fake;
 mod server;
 
 use fake::{CONTEXT_LEN, FakeText, build, llm};
-use paceline::LlmConfig;
 use paceline::server::ServerConfig;
+use paceline::{EngineConfig, LlmConfig};
 use serde_json::{Value, json};
 use server::{CHAT, COMPLETIONS, Server, text};
 use std::time::Duration;
@@ -110,6 +110,65 @@ fn an_echo_alone_scores_the_prompt() {
         assert!((3..=4).contains(&position.as_object().unwrap().len()));
         assert!(choice["logprobs"]["top_logprobs"][i].as_object().unwrap().len() <= 2);
     }
+}
+
+#[test]
+fn an_offset_is_where_a_token_begins_in_the_text() {
+    const CONTROL: u32 = 257;
+    let server = start();
+    let ids: Vec<u32> = "é🙂".bytes().map(u32::from).chain([CONTROL, 0xe2, 0x82, 97]).collect();
+    // In a prompt a control token is text.
+    let body = json!({"prompt": ids, "echo": true, "max_tokens": 0, "logprobs": 0});
+    let choice = server.ok(COMPLETIONS, &body)["choices"][0].clone();
+    assert_eq!(choice["text"], "é🙂<control>\u{fffd}a");
+    assert_eq!(choice["logprobs"]["text_offset"], json!([0, 0, 1, 1, 1, 1, 2, 11, 11, 12]));
+
+    // In an answer it is not; the two bytes of é meet by chance.
+    let bias: Value =
+        [0xc3, 0xa9, CONTROL, 97, 300].map(|id| (id.to_string(), json!(100))).into_iter().collect();
+    let body = json!({
+        "prompt": ids, "echo": true, "max_tokens": 300, "logprobs": 0, "temperature": 1, "seed": 1,
+        "logit_bias": bias,
+    });
+    let choice = server.ok(COMPLETIONS, &body)["choices"][0].clone();
+    let text: Vec<char> = choice["text"].as_str().unwrap().chars().collect();
+    assert!(text[13..].contains(&'é') && text[13..].contains(&'\u{fffd}'), "{choice}");
+    let list = |name: &str| choice["logprobs"][name].as_array().unwrap()[ids.len()..].to_vec();
+    for (token, offset) in list("tokens").iter().zip(list("text_offset")) {
+        let token = token.as_str().unwrap();
+        let here = text[offset.as_u64().unwrap() as usize..].iter().collect::<String>();
+        let known = ["\u{fffd}", "<control>"].contains(&token) || here.starts_with(token);
+        assert!(known, "{token} is not at {offset} of {choice}");
+    }
+    let mut stream = body.clone();
+    stream["stream"] = true.into();
+    let chunks = server.stream(COMPLETIONS, &stream).all();
+    assert_eq!(streamed_lists(&chunks, 0), choice["logprobs"]);
+}
+
+#[test]
+fn a_choice_that_ends_before_its_first_token_still_shows_its_prompt() {
+    let config = LlmConfig {
+        engine: EngineConfig { max_num_seqs: 1, ..EngineConfig::default() },
+        ..LlmConfig::default()
+    };
+    let llm = build(Duration::from_millis(5), FakeText::new(true), config);
+    let server = Server::start(llm, ServerConfig::new("fake"));
+    let mut body = json!({"prompt": "Hi", "max_tokens": 3000, "ignore_eos": true, "stream": true});
+    let running = server.stream(COMPLETIONS, &body);
+    server.wait_for_running(1);
+    body["echo"] = true.into();
+    body["logprobs"] = 0.into();
+    body["timeout"] = 0.1.into();
+    let chunks = server.stream(COMPLETIONS, &body).all();
+    assert_eq!(text(&chunks, 0), "Hi");
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "timeout");
+    body["stream"] = false.into();
+    let choice = server.ok(COMPLETIONS, &body)["choices"][0].clone();
+    assert_eq!(choice["text"], "Hi");
+    assert_eq!(choice["logprobs"], streamed_lists(&chunks, 0));
+    assert_eq!(choice["logprobs"]["tokens"], json!(["H", "i"]));
+    drop(running);
 }
 
 #[test]

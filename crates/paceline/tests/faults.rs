@@ -98,12 +98,42 @@ fn who_finds_the_queue_full_is_told_when_to_come_again() {
     let seconds: u64 = response.headers()["retry-after"].to_str().unwrap().parse().unwrap();
     assert!((1..=60).contains(&seconds));
 
-    // More than can ever wait is an error of the request.
-    let four = json!({"prompt": ["a", "b", "c", "d"], "max_tokens": 1});
-    let (status, answer) = server.post(COMPLETIONS, &four);
-    assert_eq!((status, &answer["error"]["param"]), (400, &json!("prompt")), "{answer}");
+    // Nothing is read of what is refused.
+    assert_eq!(server.post_bytes(COMPLETIONS, b"{").0, 429);
 
     drop((running, waiting, third));
+    server.wait_for_running(0);
+    server.ok(COMPLETIONS, &two);
+
+    // More than can ever wait is an error of the request.
+    let five = json!({"prompt": ["a", "b", "c", "d", "e"], "max_tokens": 1});
+    let (status, answer) = server.post(COMPLETIONS, &five);
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("prompt")), "{answer}");
+    let message = answer["error"]["message"].as_str().unwrap();
+    for part in ["5 prompts", "1 can run (--max-num-seqs)", "3 more wait (--max-queue)"] {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+#[test]
+fn who_can_start_at_once_needs_no_queue() {
+    let server = start(2, 2, 0);
+    let two = json!({"prompt": ["a", "b"], "max_tokens": 3});
+    // Each comes when the one before has just ended.
+    for _ in 0..20 {
+        server.ok(COMPLETIONS, &two);
+    }
+    let long = json!({
+        "prompt": "Hello", "max_tokens": 3000, "ignore_eos": true, "stream": true,
+        "logit_bias": {MINE.to_string(): -100, BOMB.to_string(): -100},
+    });
+    let mut one = server.stream(COMPLETIONS, &long);
+    one.next().unwrap();
+    assert_eq!(server.post(COMPLETIONS, &two).0, 429);
+    let mut other = server.stream(COMPLETIONS, &long);
+    other.next().unwrap();
+    assert_eq!(server.post(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 1})).0, 429);
+    drop((one, other));
     server.wait_for_running(0);
     server.ok(COMPLETIONS, &two);
 }

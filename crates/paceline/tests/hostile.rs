@@ -10,7 +10,7 @@ mod fake;
 mod server;
 
 use fake::llm;
-use paceline::server::ServerConfig;
+use paceline::server::{MAX_BODIES, ServerConfig};
 use paceline::{ChatError, ChatOptions, Text, TokenId, Vocab};
 use paceline_model::file::ModelFile;
 use paceline_model::{ChatTemplate, load_text};
@@ -102,6 +102,43 @@ fn a_body_that_is_announced_as_too_large_is_refused_before_it_comes() {
     }
     assert_eq!(status(&read_all(&stream)), 413);
     watched.check();
+}
+
+#[test]
+fn all_bodies_together_have_a_limit() {
+    let mut config = ServerConfig::new("fake");
+    config.body_limit = 10_000;
+    let server = Server::start(llm(Duration::ZERO, true), config);
+    let body = json!({"prompt": "Hello", "max_tokens": 2, "temperature": 0});
+    let expected = server.ok(COMPLETIONS, &body)["choices"].clone();
+    // Each lacks a byte, so it is held; one that finds no room is refused itself.
+    let hold = || {
+        let mut stream = connect(&server);
+        let half = head(COMPLETIONS, "content-length: 10000\r\n") + &" ".repeat(9_999);
+        let _ = stream.write_all(half.as_bytes());
+        stream
+    };
+    let mut held: Vec<TcpStream> = (0..MAX_BODIES).map(|_| hold()).collect();
+    let start = Instant::now();
+    let refusal = loop {
+        let mut stream = connect(&server);
+        let body = body.to_string();
+        let head = head(COMPLETIONS, &format!("content-length: {}\r\n", body.len()));
+        stream.write_all((head + &body).as_bytes()).unwrap();
+        let answer = read_all(&stream);
+        if status(&answer) != 200 || start.elapsed() > Duration::from_secs(10) {
+            break answer;
+        }
+        held.push(hold());
+    };
+    assert_eq!(status(&refusal), 503, "{refusal}");
+    assert!(refusal.contains("retry-after: 1") && refusal.contains("overloaded"), "{refusal}");
+    assert_eq!(server.get("/health").0, 200);
+    drop(held);
+    while server.post(COMPLETIONS, &body).0 == 503 {
+        assert!(start.elapsed() < Duration::from_secs(10), "what was held is not given back");
+    }
+    assert_eq!(server.ok(COMPLETIONS, &body)["choices"], expected);
 }
 
 #[test]
@@ -396,7 +433,7 @@ fn what_would_take_too_long_is_refused_before_it_is_computed() {
     };
     let text = "a".repeat(8 << 20);
     refused(COMPLETIONS, json!({"prompt": text}), "prompt has 8388608 bytes: at most");
-    refused(COMPLETIONS, json!({"prompt": ["a", text]}), "prompt has 8388608 bytes: at most");
+    refused(COMPLETIONS, json!({"prompt": ["a", text]}), "prompt[1] has 8388608 bytes: at most");
     let messages = json!([{"role": "user", "content": [{"type": "text", "text": text}]}]);
     refused(CHAT, json!({"messages": messages}), "bytes: at most");
     let prompt = vec![72; 100];

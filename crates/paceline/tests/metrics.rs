@@ -187,6 +187,39 @@ fn known_requests_are_counted() {
 }
 
 #[test]
+fn a_prompt_that_is_only_scored_generates_nothing() {
+    let server = start(Duration::ZERO);
+    server
+        .ok(COMPLETIONS, &json!({"prompt": "Hello", "max_tokens": 0, "echo": true, "logprobs": 1}));
+    let after = Samples::of(&server);
+    for (name, expected) in [
+        ("vllm:prompt_tokens_total", 5.0),
+        ("vllm:generation_tokens_total", 0.0),
+        ("vllm:request_prompt_tokens_sum", 5.0),
+        ("vllm:request_generation_tokens_sum", 0.0),
+        ("vllm:request_generation_tokens_count", 1.0),
+        ("vllm:e2e_request_latency_seconds_count", 1.0),
+    ] {
+        assert_eq!(after.get(name), expected, "{name}");
+    }
+}
+
+#[test]
+fn an_answer_to_head_has_its_own_status() {
+    let server = start(Duration::ZERO);
+    for path in ["/health", "/v1/models", "/nowhere", COMPLETIONS] {
+        server.head(path);
+    }
+    let after = Samples::of(&server);
+    let answers = |path: &str, status: u16| {
+        let labels = format!("path=\"{path}\",status=\"{status}\"");
+        after.with("paceline:http_responses_total", &labels)
+    };
+    assert_eq!((answers("/health", 200), answers("/v1/models", 200)), (1.0, 1.0));
+    assert_eq!((answers("other", 404), answers(COMPLETIONS, 405)), (1.0, 1.0));
+}
+
+#[test]
 fn times_are_those_of_the_steps() {
     let server = start(Duration::from_millis(60));
     ask(&server, "Hi", 1, 3);

@@ -130,15 +130,15 @@ pub struct BenchServe {
     /// How tokens are chosen
     #[arg(long, value_name = "T", default_value = "0", value_parser = number)]
     pub temperature: f32,
-    /// sharegpt: characters of a turn
-    #[arg(long, value_name = "N..M", default_value = "20..1500", value_parser = range)]
-    pub prompt_chars: RangeInclusive<usize>,
+    /// sharegpt: characters of a turn [default: 20..1500]
+    #[arg(long, value_name = "N..M", value_parser = range)]
+    pub prompt_chars: Option<RangeInclusive<usize>>,
     /// sharegpt: as a prompt to continue, without the chat template
     #[arg(long)]
     pub raw: bool,
-    /// random: words of a prompt, about as many tokens
-    #[arg(long, value_name = "N..M", default_value = "128", value_parser = range)]
-    pub input_len: RangeInclusive<usize>,
+    /// random: words of a prompt, about as many tokens [default: 128]
+    #[arg(long, value_name = "N..M", value_parser = range)]
+    pub input_len: Option<RangeInclusive<usize>>,
     /// Of the choice of prompts, and of the times of arrival
     #[arg(long, value_name = "N", default_value = "0", value_parser = seed)]
     pub seed: u64,

@@ -214,6 +214,10 @@ impl LoadClient {
         let base = config.url.trim_end_matches('/');
         let base = format!("{}/v1", base.strip_suffix("/v1").unwrap_or(base));
         let uri: Uri = base.parse().map_err(|error| wrong(&format!("{error}")))?;
+        let port = uri.authority().and_then(|authority| authority.as_str().rsplit_once(':'));
+        if port.is_some_and(|(_, port)| !port.ends_with(']') && uri.port_u16().is_none()) {
+            return Err(wrong("a port is a number of at most 65535"));
+        }
         if uri.host().is_none_or(str::is_empty) || uri.query().is_some() {
             return Err(wrong("it is no address of a server"));
         }

@@ -24,14 +24,15 @@ Ctrl-C stops an answer; the conversation goes on from what was said.";
 const NOT_TEXT: &str = "paceline: this line is not UTF-8 text and was left out: send it again";
 
 pub fn run(args: Chat) -> anyhow::Result<()> {
-    args.sampling.params(SamplingParams::default()).check().map_err(of_flag)?;
+    let neutral = args.sampling.params(SamplingParams::default());
+    neutral.check().map_err(of_flag)?;
     args.engine.check()?;
     let located = open::locate(args.model.as_deref())?;
     if !located.has_chat_template()? {
         let name = located.name;
         bail!("{name} has no chat template: `paceline run {name} \"...\"` continues a text");
     }
-    let opened = located.load(&args.engine)?;
+    let opened = located.load(&args.engine, &neutral)?;
     let name = &opened.name;
     let params = args.sampling.params(opened.defaults(0.0));
     let llm = Arc::new(opened.llm);

@@ -2,6 +2,7 @@
 
 use crate::args::Pull;
 use crate::progress::Bar;
+use crate::usage::UsageError;
 use anyhow::{Context, bail, ensure};
 use paceline::cache::Cache;
 use paceline::catalogue::{Catalogue, Entry};
@@ -21,11 +22,10 @@ pub fn run(args: Pull) -> anyhow::Result<()> {
             args.model
         )
     };
-    ensure!(
-        args.name.is_none() && args.sha256.is_none(),
-        "--name and --sha256 are for addresses; {} has its own",
-        entry.name
-    );
+    if args.name.is_some() || args.sha256.is_some() {
+        let wrong = format!("--name and --sha256 are for addresses; {} has its own", entry.name);
+        return Err(UsageError(wrong).into());
+    }
     if let Some(path) = cache.find(&entry.name) {
         writeln!(stdout(), "{}: already in {}", entry.name, path.display())?;
         return Ok(());

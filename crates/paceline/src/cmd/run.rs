@@ -44,7 +44,7 @@ pub fn run(args: Run) -> anyhow::Result<()> {
         "{} has no chat template, which --system needs: leave it out",
         located.name
     );
-    let opened = located.load(&args.engine)?;
+    let opened = located.load(&args.engine, &params(SamplingParams::default()))?;
     let Opened { llm, name, .. } = &opened;
     let mut params = params(opened.defaults(0.0));
     let raw = args.raw || !llm.text().has_chat_template();
@@ -63,7 +63,10 @@ pub fn run(args: Run) -> anyhow::Result<()> {
     limit(&mut params, llm, tokens.len());
 
     let before = llm.stats();
-    let stream = llm.stream(tokens, &params)?;
+    let stream = llm.stream(tokens, &params).map_err(|error| match error {
+        Error::Invalid(_) => of_flag(error).into(),
+        _ => anyhow::Error::from(error),
+    })?;
     let completion = if args.json { stream.finish()? } else { show(stream)? };
     if args.json {
         let object = Output::new(&completion, &opened, &params);

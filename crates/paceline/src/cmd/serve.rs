@@ -5,6 +5,7 @@ use crate::log;
 use crate::open::{self, Opened};
 use anyhow::Context;
 use clap::ValueEnum;
+use paceline::SamplingParams;
 use paceline::server::{self, Keys, ServerConfig, Tls};
 use paceline::units;
 use std::io::ErrorKind;
@@ -29,7 +30,8 @@ pub fn run(args: Serve) -> anyhow::Result<()> {
         _ => None,
     };
     let listener = listen(&args.host, args.port)?;
-    let opened = open::locate(args.model.as_deref())?.load(&args.engine)?;
+    let located = open::locate(args.model.as_deref())?;
+    let opened = located.load(&args.engine, &SamplingParams::default())?;
     let name = args.served_model_name.clone().unwrap_or_else(|| opened.name.clone());
     let config = ServerConfig {
         defaults: opened.defaults(1.0),

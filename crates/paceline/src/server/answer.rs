@@ -19,6 +19,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// What the body of a request asks for.
 pub(super) struct Asked<F> {
     pub requests: Vec<Request>,
+    /// Nothing is to be generated.
+    pub only_prompt: bool,
     pub delivery: Delivery,
     pub format: F,
 }
@@ -27,13 +29,15 @@ pub(super) struct Asked<F> {
 pub(super) async fn answer<F: Format>(
     state: Arc<State>,
     context: Context,
-    Whole(body): Whole,
+    body: Whole,
     read: fn(&State, &[u8]) -> Result<Asked<F>, ApiError>,
 ) -> Result<Response, ApiError> {
+    // Under overload no time goes into prompts that are refused.
+    state.llm.check_room(state.config.max_queue)?;
     let shared = state.clone();
     let asked = aside(move || read(&shared, &body)).await?;
     let id = format!("{}-{}", F::ID, context.id);
-    let job = Job::start(&state, context, asked.requests)?;
+    let job = Job::start(&state, context, asked.requests, asked.only_prompt)?;
     Answer::new(state, id, job, asked.format, asked.delivery).respond().await
 }
 
@@ -69,13 +73,8 @@ pub(super) trait Format: Send + 'static {
         logprobs: Option<&Logprobs>,
     ) -> Option<Value>;
 
-    /// What the answer says the job has cost.
-    fn usage(&self, job: &Job) -> Usage {
-        job.usage()
-    }
-
-    /// What ends a choice's stream, besides its reason.
-    fn close(&self) -> Value;
+    /// What ends the stream of the choice with number `index` in the answer, besides its reason.
+    fn close(&self, vocab: &dyn Vocab, job: &Job, index: usize) -> Value;
 
     /// What a whole answer has besides its choices and usage.
     fn extras(&self, vocab: &dyn Vocab, job: &Job) -> Value;
@@ -116,11 +115,12 @@ impl<F: Format> Answer<F> {
                 let mut value = self.format.choice(vocab, &self.job, prompt, choice);
                 set_end(&mut value, choice.finish_reason, choice.stop.as_ref());
                 value["index"] = choices.len().into();
+                self.name_seed(&mut value, prompt);
                 choices.push(value);
             }
         }
         let mut answer = self.frame(F::OBJECTS[0], choices);
-        answer["usage"] = usage(&self.format.usage(&self.job));
+        answer["usage"] = usage(&self.job.usage());
         answer["seed"] = self.job.completions[0].seed.into();
         merge(&mut answer, self.format.extras(vocab, &self.job));
         json_response(StatusCode::OK, &answer)
@@ -153,13 +153,14 @@ impl<F: Format> Answer<F> {
 
     /// The last chunk of a choice.
     pub fn close(&self, index: usize, reason: FinishReason, stop: Option<&Stop>) -> Value {
-        self.chunk(index, self.format.close(), Some((reason, stop)))
+        let vocab: &dyn Vocab = self.state.llm.text().as_ref();
+        self.chunk(index, self.format.close(vocab, &self.job, index), Some((reason, stop)))
     }
 
     /// The last chunk of the stream.
     pub fn usage(&self) -> Value {
         let mut chunk = self.frame(F::OBJECTS[1], Vec::new());
-        chunk["usage"] = usage(&self.format.usage(&self.job));
+        chunk["usage"] = usage(&self.job.usage());
         chunk
     }
 
@@ -171,6 +172,7 @@ impl<F: Format> Answer<F> {
     ) -> Value {
         let mut choice = part;
         choice["index"] = index.into();
+        self.name_seed(&mut choice, index / self.job.n);
         set_end(&mut choice, end.map(|(reason, _)| reason), end.and_then(|(_, stop)| stop));
         let mut chunk = self.frame(F::OBJECTS[1], vec![choice]);
         chunk["seed"] = self.job.completions[0].seed.into();
@@ -178,6 +180,13 @@ impl<F: Format> Answer<F> {
             chunk["usage"] = Value::Null;
         }
         chunk
+    }
+
+    /// Of several prompts each may have its own.
+    fn name_seed(&self, choice: &mut Value, prompt: usize) {
+        if self.job.completions.len() > 1 {
+            choice["seed"] = self.job.completions[prompt].seed.into();
+        }
     }
 
     fn frame(&self, object: &str, choices: Vec<Value>) -> Value {

@@ -56,7 +56,7 @@ pub(super) fn read(state: &State, body: &[u8]) -> Result<Asked<Chat>, ApiError> 
     job::check_text(state, "messages", messages.iter().map(text_bytes).sum())?;
     let prompt = state.llm.text().encode_chat(&messages, &options).map_err(Error::from)?;
     let requests = job::requests(state, params, &terms, vec![prompt.into()])?;
-    Ok(Asked { requests, delivery, format: Chat })
+    Ok(Asked { requests, only_prompt: false, delivery, format: Chat })
 }
 
 /// Takes what the template makes a prompt of.
@@ -161,7 +161,7 @@ impl Format for Chat {
             .then(|| json!({"delta": {"content": text}, "logprobs": content}))
     }
 
-    fn close(&self) -> Value {
+    fn close(&self, _: &dyn Vocab, _: &Job, _: usize) -> Value {
         json!({"delta": {}, "logprobs": null})
     }
 

@@ -5,13 +5,13 @@ use super::body::Whole;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::job::{self, Job};
-use super::logprobs::{self, Lists};
+use super::logprobs::{self, Lists, Offsets};
 use super::record::Context;
 use super::{Shared, State, sampling};
 use crate::completion::{Choice, Completion};
 use crate::llm::Prompt;
 use axum::response::Response;
-use paceline_engine::{Logprobs, SamplingParams, Usage, Vocab};
+use paceline_engine::{Logprobs, SamplingParams, Vocab};
 use paceline_model::TokenId;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -48,20 +48,20 @@ pub(super) fn read(state: &State, body: &[u8]) -> Result<Asked<Completions>, Api
     let prompts = take_prompts(&mut fields)?;
     fields.finish()?;
 
-    let mut only_echo = false;
+    let only_prompt = echo && params.max_tokens == Some(0);
     if echo {
         sampling::check(&SamplingParams { max_tokens: None, ..params.clone() }, &[])?;
         params.prompt_logprobs = prompt_logprobs.max(params.logprobs);
-        if params.max_tokens == Some(0) {
-            only_echo = true;
-            // The engine samples after every prompt; that token is not shown.
+        if only_prompt {
+            // The engine samples after every prompt; the job leaves that token out.
             (params.max_tokens, params.ignore_eos) = (Some(1), true);
             (params.stop, params.stop_token_ids) = Default::default();
         }
     }
-    for prompt in &prompts {
-        if let Prompt::Text(prompt) = prompt {
-            job::check_text(state, "prompt", prompt.len())?;
+    for (i, prompt) in prompts.iter().enumerate() {
+        if let Prompt::Text(text) = prompt {
+            let fits = job::check_text(state, "prompt", text.len());
+            fits.map_err(|error| error.of_prompt(i, prompts.len()))?;
         }
     }
     let text = state.llm.text();
@@ -70,13 +70,13 @@ pub(super) fn read(state: &State, body: &[u8]) -> Result<Asked<Completions>, Api
         Prompt::Text(prompt) if !add_bos => text.encode(&prompt, false).into(),
         prompt => prompt,
     };
-    let n_logprobs = params.logprobs.unwrap_or(0);
+    let n_logprobs = params.logprobs;
     let prompts = prompts.into_iter().map(encoded).collect();
     let requests = job::requests(state, params, &terms, prompts)?;
     let n_choices = requests.iter().map(|request| request.params().n).sum();
-    let offsets = vec![0; n_choices];
-    let format = Completions { echoes, only_echo, n_logprobs, prompt_logprobs, offsets };
-    Ok(Asked { requests, delivery, format })
+    let offsets = vec![Offsets::default(); n_choices];
+    let format = Completions { echoes, n_logprobs, prompt_logprobs, offsets };
+    Ok(Asked { requests, only_prompt, delivery, format })
 }
 
 /// The four forms of `prompt`.
@@ -114,35 +114,44 @@ fn take_prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
 pub(super) struct Completions {
     /// The texts of the prompts, if each answer begins with its prompt.
     echoes: Option<Vec<String>>,
-    /// Nothing is shown but the prompt.
-    only_echo: bool,
-    /// Likely tokens beside each token of the answer.
-    n_logprobs: usize,
+    /// Likely tokens beside each token of the answer, if asked for.
+    n_logprobs: Option<usize>,
     /// Likely tokens beside each token of the prompt, apart from the answer.
     prompt_logprobs: Option<usize>,
-    /// Characters of the tokens streamed so far, of each choice of the answer.
-    offsets: Vec<usize>,
+    /// Of each choice of the answer, where its next streamed token begins.
+    offsets: Vec<Offsets>,
 }
 
 impl Completions {
-    /// What an answer to the prompt with that number begins with: its text and the log-probabilities
-    /// of its tokens.
-    fn begin(&self, vocab: &dyn Vocab, job: &Job, prompt: usize) -> (String, Lists, usize) {
-        let (mut lists, mut offset) = (Lists::default(), 0);
-        let Some(echo) = self.echoes.as_ref().map(|echoes| &echoes[prompt]) else {
-            return (String::new(), lists, offset);
+    /// What an answer to the prompt with that number begins with: its text, and its tokens with
+    /// their log-probabilities.
+    fn begin(&self, vocab: &dyn Vocab, job: &Job, prompt: usize) -> (String, Lists, Offsets) {
+        let Some(echo) = self.echoes.as_ref().map(|echoes| echoes[prompt].clone()) else {
+            return Default::default();
         };
         let Completion { prompt_token_ids: ids, prompt_logprobs, .. } = &job.completions[prompt];
-        lists.push_first(vocab, ids[0]);
-        // A token that was put in front of the text is no part of it.
-        if echo.starts_with(&logprobs::token_text(vocab, ids[0])) || !vocab.is_control(ids[0]) {
-            offset += logprobs::token_text(vocab, ids[0]).chars().count();
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| vocab.token_bytes(id)).copied().collect();
+        // What the tokenizer has put in front is no part of the text.
+        let lead = String::from_utf8_lossy(&bytes)
+            .strip_suffix(&echo)
+            .map_or(0, |lead| lead.chars().count());
+        let (mut lists, mut offsets) = (Lists::default(), Offsets::default());
+        let mut logprobs = prompt_logprobs.iter().flatten();
+        for (i, &id) in ids.iter().enumerate() {
+            let one = if i == 0 { None } else { logprobs.next() };
+            let offset = offsets.next(vocab.token_bytes(id)).saturating_sub(lead);
+            lists.push(vocab, id, one, self.n_top(), offset);
         }
-        for (&id, one) in ids[1..].iter().zip(prompt_logprobs.iter().flatten()) {
-            lists.push(vocab, id, one, self.n_logprobs, offset);
-            offset += logprobs::token_text(vocab, id).chars().count();
-        }
-        (echo.clone(), lists, offset)
+        let offsets = Offsets::after(echo.chars().count());
+        (echo, lists, offsets)
+    }
+
+    fn n_top(&self) -> usize {
+        self.n_logprobs.unwrap_or(0)
+    }
+
+    fn lists(&self, lists: Lists) -> Option<Value> {
+        self.n_logprobs.map(|_| lists.into_json())
     }
 }
 
@@ -151,16 +160,11 @@ impl Format for Completions {
     const ID: &'static str = "cmpl";
 
     fn choice(&self, vocab: &dyn Vocab, job: &Job, prompt: usize, choice: &Choice) -> Value {
-        let (mut text, mut lists, mut offset) = self.begin(vocab, job, prompt);
-        if !self.only_echo {
-            text += &choice.text;
-            for (&id, one) in choice.token_ids.iter().zip(choice.logprobs.iter().flatten()) {
-                lists.push(vocab, id, one, self.n_logprobs, offset);
-                offset += logprobs::token_text(vocab, id).chars().count();
-            }
+        let (text, mut lists, mut offsets) = self.begin(vocab, job, prompt);
+        for (&id, one) in choice.token_ids.iter().zip(choice.logprobs.iter().flatten()) {
+            lists.push_answer(vocab, id, one, self.n_top(), &mut offsets);
         }
-        let lists = choice.logprobs.is_some().then(|| lists.into_json());
-        let mut value = json!({"text": text, "logprobs": lists});
+        let mut value = json!({"text": text + &choice.text, "logprobs": self.lists(lists)});
         if let Some(n_top) = self.prompt_logprobs {
             let Completion { prompt_token_ids, prompt_logprobs, .. } = &job.completions[prompt];
             let all = prompt_logprobs.as_deref().unwrap_or_default();
@@ -182,34 +186,28 @@ impl Format for Completions {
         text: &str,
         logprobs: Option<&Logprobs>,
     ) -> Option<Value> {
-        let (prompt, choice) = (index / job.n, index % job.n);
-        let is_first = job.completions[prompt].choices[choice].token_ids.len() == 1;
         let (mut shown, mut lists) = (String::new(), Lists::default());
-        if is_first {
-            (shown, lists, self.offsets[index]) = self.begin(vocab, job, prompt);
+        if job.choice(index).token_ids.len() == 1 {
+            (shown, lists, self.offsets[index]) = self.begin(vocab, job, index / job.n);
         }
-        if !self.only_echo {
-            shown += text;
-            if let Some(one) = logprobs {
-                let offset = &mut self.offsets[index];
-                lists.push(vocab, token, one, self.n_logprobs, *offset);
-                *offset += logprobs::token_text(vocab, token).chars().count();
-            }
+        shown += text;
+        if let Some(one) = logprobs {
+            lists.push_answer(vocab, token, one, self.n_top(), &mut self.offsets[index]);
         }
-        let lists = logprobs.map(|_| lists.into_json());
+        let lists = self.lists(lists);
         (!shown.is_empty() || lists.is_some()).then(|| json!({"text": shown, "logprobs": lists}))
     }
 
-    fn close(&self) -> Value {
-        json!({"text": "", "logprobs": null})
+    fn close(&self, vocab: &dyn Vocab, job: &Job, index: usize) -> Value {
+        if self.echoes.is_none() || !job.choice(index).token_ids.is_empty() {
+            return json!({"text": "", "logprobs": null});
+        }
+        // No token has come to show the prompt with.
+        let (text, lists, _) = self.begin(vocab, job, index / job.n);
+        json!({"text": text, "logprobs": self.lists(lists)})
     }
 
     fn extras(&self, _: &dyn Vocab, _: &Job) -> Value {
         Value::Null
-    }
-
-    fn usage(&self, job: &Job) -> Usage {
-        let completion_tokens = if self.only_echo { 0 } else { job.usage().completion_tokens };
-        Usage { completion_tokens, ..job.usage() }
     }
 }

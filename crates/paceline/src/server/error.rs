@@ -72,10 +72,10 @@ impl ApiError {
         ApiError { status, ..ApiError::not_found(message.to_owned()) }
     }
 
-    /// An error of the prompt with that number among several.
-    pub fn of_prompt(self, i: usize) -> ApiError {
+    /// An error of the prompt with number `i` among `n`.
+    pub fn of_prompt(self, i: usize, n: usize) -> ApiError {
         match self.param.as_deref() {
-            Some("prompt") => ApiError {
+            Some("prompt") if n > 1 => ApiError {
                 param: Some(format!("prompt[{i}]")),
                 message: self.message.replacen("prompt", &format!("prompt[{i}]"), 1),
                 ..self
@@ -103,6 +103,16 @@ impl ApiError {
         ApiError { status: StatusCode::PAYLOAD_TOO_LARGE, ..ApiError::not_found(message) }
     }
 
+    /// The bodies of others take all the memory that there is for them.
+    pub fn no_memory() -> ApiError {
+        ApiError {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            code: Some("overloaded"),
+            retry_after: Some(1),
+            ..ApiError::not_found("too many bodies are being read: try again in 1 s".to_owned())
+        }
+    }
+
     pub fn too_slow(time: Duration) -> ApiError {
         let message = format!("the body did not come within {} s", time.as_secs_f64());
         ApiError { status: StatusCode::REQUEST_TIMEOUT, ..ApiError::not_found(message) }
@@ -115,7 +125,7 @@ impl ApiError {
 
     pub fn to_json(&self) -> Value {
         let kind = match self.status {
-            StatusCode::INTERNAL_SERVER_ERROR => "server_error",
+            StatusCode::INTERNAL_SERVER_ERROR | StatusCode::SERVICE_UNAVAILABLE => "server_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             _ => "invalid_request_error",
         };
@@ -149,7 +159,9 @@ impl IntoResponse for ApiError {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             // What is left of the body is not read.
-            StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT => {
+            StatusCode::PAYLOAD_TOO_LARGE
+            | StatusCode::REQUEST_TIMEOUT
+            | StatusCode::SERVICE_UNAVAILABLE => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}
@@ -178,6 +190,7 @@ impl From<Error> for ApiError {
                 ApiError::invalid(format!("messages[{i}].content"), message)
             }
             Error::Chat(_) => ApiError::invalid("messages", message),
+            Error::Batch { .. } => ApiError::invalid("prompt", message),
             Error::Busy { retry_after, .. } => ApiError {
                 status: StatusCode::TOO_MANY_REQUESTS,
                 code: Some("queue_full"),

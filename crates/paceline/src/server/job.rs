@@ -5,8 +5,8 @@ use super::error::ApiError;
 use super::metrics::Clock;
 use super::record::{Context, Figures};
 use super::sampling::Terms;
-use crate::completion::{Completion, reason_name};
-use crate::llm::{Error, Prompt, draw_seed};
+use crate::completion::{Choice, Completion, reason_name};
+use crate::llm::{Error, Prompt};
 use crate::worker::{Sink, Ticket};
 use paceline_engine::{Event, FinishReason, Request, SamplingParams, Usage};
 use std::sync::Arc;
@@ -27,6 +27,8 @@ pub(super) struct Job {
     clocks: Vec<Clock>,
     /// Of each prompt, whether the prefix cache may be read for the first choice.
     reads_cache: Vec<bool>,
+    /// Nothing is to be generated: the token that the engine samples all the same is left out.
+    only_prompt: bool,
 }
 
 impl Job {
@@ -35,12 +37,8 @@ impl Job {
         state: &Arc<State>,
         context: Context,
         requests: Vec<Request>,
+        only_prompt: bool,
     ) -> Result<Job, ApiError> {
-        let (n_prompts, max_queue) = (requests.len(), state.config.max_queue);
-        if n_prompts > max_queue {
-            let message = format!("prompt has {n_prompts} prompts: at most {max_queue} may wait");
-            return Err(ApiError::invalid("prompt", message));
-        }
         let (sender, events) = unbounded_channel();
         let n = requests.first().map_or(1, |request| request.params().n);
         let completions: Vec<Completion> = requests
@@ -61,7 +59,7 @@ impl Job {
             (request, sink)
         };
         let asked = requests.into_iter().enumerate().map(asked).collect();
-        let ticket = state.llm.submit(asked, max_queue)?;
+        let ticket = state.llm.submit(asked, state.config.max_queue)?;
         max_tokens.into_iter().for_each(|max_tokens| state.metrics.asked(n, max_tokens));
         Ok(Job {
             state: state.clone(),
@@ -70,6 +68,7 @@ impl Job {
             n,
             clocks: vec![Clock::new(&context); n * completions.len()],
             reads_cache,
+            only_prompt,
             completions,
             context,
         })
@@ -77,13 +76,29 @@ impl Job {
 
     /// The next event with the number of its prompt; `None` when all have ended.
     pub async fn next(&mut self) -> Result<Option<(usize, Event)>, Error> {
-        if self.completions.iter().all(Completion::is_finished) {
-            return Ok(None);
+        while !self.completions.iter().all(Completion::is_finished) {
+            let (prompt, at, mut event) = self.events.recv().await.ok_or(Error::Stopped)?;
+            if self.only_prompt && self.leave_out(prompt, &mut event) {
+                continue;
+            }
+            self.completions[prompt].add(&event, self.context.arrived, at);
+            self.count(prompt, at, &event);
+            return Ok(Some((prompt, event)));
         }
-        let (prompt, at, event) = self.events.recv().await.ok_or(Error::Stopped)?;
-        self.completions[prompt].add(&event, self.context.arrived, at);
-        self.count(prompt, at, &event);
-        Ok(Some((prompt, event)))
+        Ok(None)
+    }
+
+    /// Takes out of an event what was generated; true if nothing else was in it.
+    fn leave_out(&self, prompt: usize, event: &mut Event) -> bool {
+        match event {
+            Event::Token { .. } => {
+                self.state.metrics.prompt_read(self.completions[prompt].prompt_token_ids.len());
+                return true;
+            }
+            Event::Finished { usage, .. } => usage.completion_tokens = 0,
+            Event::Started { .. } | Event::PromptLogprobs { .. } => {}
+        }
+        false
     }
 
     fn count(&mut self, prompt: usize, at: Instant, event: &Event) {
@@ -125,6 +140,11 @@ impl Job {
                 .next_back()
                 .map(reason_name),
         }
+    }
+
+    /// The choice with that number in the answer.
+    pub fn choice(&self, index: usize) -> &Choice {
+        &self.completions[index / self.n].choices[index % self.n]
     }
 
     /// Waits for everything.
@@ -195,20 +215,18 @@ fn check_logprobs(requests: &[Request]) -> Result<(), ApiError> {
     Err(ApiError::invalid("logprobs", message))
 }
 
-/// Turns what a request asks for into valid requests for the engine.
+/// Turns what a request asks for into valid requests for the engine. With a seed, each prompt has
+/// that one and is answered as it would be alone; without, each draws its own.
 pub(super) fn requests(
     state: &State,
-    mut params: SamplingParams,
+    params: SamplingParams,
     terms: &Terms,
     prompts: Vec<Prompt>,
 ) -> Result<Vec<Request>, ApiError> {
-    // One seed for all prompts, so that the answer can name it.
-    params.seed.get_or_insert_with(draw_seed);
     let n = prompts.len();
     let request = |(i, prompt)| match state.llm.request(prompt, &params) {
         Ok(request) => Ok(terms.of(request)),
-        Err(error) if n > 1 => Err(ApiError::from(error).of_prompt(i)),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(ApiError::from(error).of_prompt(i, n)),
     };
     let requests: Vec<Request> =
         prompts.into_iter().enumerate().map(request).collect::<Result<_, _>>()?;

@@ -1,5 +1,6 @@
 //! Log-probabilities, in the three forms that the API knows.
 
+use paceline_engine::text::TextStream;
 use paceline_engine::{Logprobs, Vocab};
 use paceline_model::TokenId;
 use serde_json::{Map, Value, json};
@@ -29,6 +30,35 @@ pub(super) fn chat(vocab: &dyn Vocab, id: TokenId, logprobs: &Logprobs) -> Value
     own
 }
 
+/// Where tokens begin in the text that they add up to, in characters. One whose bytes go on with a
+/// character begins where that does.
+#[derive(Clone, Default)]
+pub(super) struct Offsets {
+    n_chars: usize,
+    text: TextStream,
+}
+
+impl Offsets {
+    /// Of a text that follows `n_chars` characters.
+    pub fn after(n_chars: usize) -> Offsets {
+        Offsets { n_chars, ..Offsets::default() }
+    }
+
+    /// Where the next token begins, of which the text shows these bytes.
+    pub fn next(&mut self, bytes: &[u8]) -> usize {
+        let Some((&first, rest)) = bytes.split_first() else { return self.n_chars };
+        self.push(&[first]);
+        // The character of the first byte is complete now, or the one that is to come.
+        let begin = self.n_chars - usize::from(!self.text.is_in_character());
+        self.push(rest);
+        begin
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        self.n_chars += self.text.push(bytes, false).0.chars().count();
+    }
+}
+
 /// `logprobs` of a completion's choice: parallel lists, one entry for each token.
 #[derive(Default)]
 pub(super) struct Lists {
@@ -39,34 +69,43 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Adds a token with at most `n_top` likely ones; `offset` is where its text begins, in
-    /// characters.
+    /// Adds a token that begins at `offset`, with at most `n_top` likely ones. The first token of a
+    /// prompt has no log-probabilities: nothing comes before it.
     pub fn push(
+        &mut self,
+        vocab: &dyn Vocab,
+        id: TokenId,
+        logprobs: Option<&Logprobs>,
+        n_top: usize,
+        offset: usize,
+    ) {
+        let text = token_text(vocab, id);
+        let top = |logprobs: &Logprobs| {
+            let likely = logprobs.top.iter().take(n_top);
+            let mut top: Map<String, Value> = likely
+                .map(|&(id, logprob)| (token_text(vocab, id), json!(finite(logprob))))
+                .collect();
+            // The token that is there is listed even if it was not likely.
+            top.entry(&text).or_insert(json!(finite(logprobs.logprob)));
+            Value::Object(top)
+        };
+        self.top_logprobs.push(logprobs.map_or(Value::Null, top));
+        self.token_logprobs.push(json!(logprobs.map(|logprobs| finite(logprobs.logprob))));
+        self.tokens.push(text.into());
+        self.text_offset.push(offset);
+    }
+
+    /// Adds the next token of an answer, in whose text control tokens are not.
+    pub fn push_answer(
         &mut self,
         vocab: &dyn Vocab,
         id: TokenId,
         logprobs: &Logprobs,
         n_top: usize,
-        offset: usize,
+        offsets: &mut Offsets,
     ) {
-        let text = token_text(vocab, id);
-        let likely = logprobs.top.iter().take(n_top);
-        let mut top: Map<String, Value> =
-            likely.map(|&(id, logprob)| (token_text(vocab, id), json!(finite(logprob)))).collect();
-        // The token that is there is listed even if it was not likely.
-        top.entry(&text).or_insert(json!(finite(logprobs.logprob)));
-        self.tokens.push(text.into());
-        self.token_logprobs.push(json!(finite(logprobs.logprob)));
-        self.top_logprobs.push(top.into());
-        self.text_offset.push(offset);
-    }
-
-    /// Adds the first token of a prompt, which nothing comes before.
-    pub fn push_first(&mut self, vocab: &dyn Vocab, id: TokenId) {
-        self.tokens.push(token_text(vocab, id).into());
-        self.token_logprobs.push(Value::Null);
-        self.top_logprobs.push(Value::Null);
-        self.text_offset.push(0);
+        let shown = if vocab.is_control(id) { &[] } else { vocab.token_bytes(id) };
+        self.push(vocab, id, Some(logprobs), n_top, offsets.next(shown));
     }
 
     pub fn into_json(self) -> Value {
@@ -99,4 +138,38 @@ pub(super) fn prompt(
     };
     let rest = prompt.iter().skip(1).zip(logprobs).map(position);
     std::iter::once(Value::Null).chain(rest).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offset_is_that_of_the_character_that_the_first_byte_belongs_to() {
+        let tokens: [&[u8]; 12] = [
+            b"a",
+            "é".as_bytes(),
+            b"",
+            b"\xf0",
+            b"\x9f\x99",
+            b"\x82b",
+            b"\xe2\x82",
+            b"",
+            b"c",
+            b"\xff\xffd",
+            b"\xe2",
+            b"\xe2\x82\xac",
+        ];
+        let mut offsets = Offsets::after(7);
+        let mut before = Vec::new();
+        for token in tokens {
+            let offset = offsets.next(token);
+            if let Some(&first) = token.first() {
+                let text = [&before[..], &[first]].concat();
+                let n_chars = String::from_utf8_lossy(&text).chars().count();
+                assert_eq!(offset, 7 + n_chars - 1, "{token:x?}");
+            }
+            before.extend(token);
+        }
+    }
 }

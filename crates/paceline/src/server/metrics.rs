@@ -259,13 +259,18 @@ impl Metrics {
         }
     }
 
+    /// A sequence's prompt has been computed.
+    pub fn prompt_read(&self, prompt_len: usize) {
+        self.prompt_tokens.inc_by(prompt_len as u64);
+    }
+
     /// A sequence has got a token.
     pub fn token(&self, clock: &mut Clock, at: Instant, prompt_len: usize) {
         match clock.last_token {
             None => {
                 clock.first_token = Some(at);
                 self.first_token.observe(seconds(clock.arrived, at));
-                self.prompt_tokens.inc_by(prompt_len as u64);
+                self.prompt_read(prompt_len);
             }
             Some(before) => self.next_token.observe(seconds(before, at)),
         }

@@ -40,6 +40,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+/// Bodies of the largest size that may be in memory at once; who brings more finds a 503.
+pub const MAX_BODIES: usize = 16;
 
 /// How the server answers.
 #[derive(Clone, Debug)]
@@ -52,7 +56,7 @@ pub struct ServerConfig {
     pub keys: Keys,
     /// Speaks HTTPS, and nothing else.
     pub tls: Option<Tls>,
-    /// The largest body of a request, in bytes.
+    /// The largest body of a request, in bytes; [`MAX_BODIES`] of them may be in memory.
     pub body_limit: usize,
     /// How long the head of a request may take to come, and how long a connection may be idle.
     pub head_timeout: Duration,
@@ -97,6 +101,8 @@ struct State {
     metrics: Metrics,
     /// Bytes of the longest text that can be a prompt: nobody waits until a longer one is tokenized.
     max_text_bytes: usize,
+    /// Bytes that bodies may still take.
+    body_bytes: Arc<Semaphore>,
     /// The shutdown has begun.
     stopping: AtomicBool,
 }
@@ -106,7 +112,9 @@ impl State {
         let metrics = Metrics::new(&config.model_name, llm.limits(), &llm.stats());
         let max_text_bytes =
             llm.limits().max_model_len.saturating_mul(llm.text().max_token_bytes());
-        State { llm, config, metrics, max_text_bytes, stopping: AtomicBool::new(false) }
+        let most = config.body_limit.saturating_mul(MAX_BODIES).min(Semaphore::MAX_PERMITS);
+        let (body_bytes, stopping) = (Arc::new(Semaphore::new(most)), AtomicBool::new(false));
+        State { llm, config, metrics, max_text_bytes, body_bytes, stopping }
     }
 
     fn is_stopping(&self) -> bool {

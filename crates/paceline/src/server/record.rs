@@ -100,7 +100,8 @@ impl Record {
             route: request.extensions().get().cloned(),
             status: None,
             problem: None,
-            complete: false,
+            // Of an answer to HEAD there is only the head.
+            complete: request.method() == Method::HEAD,
         }
     }
 

@@ -11,12 +11,12 @@ use axum::response::Response;
 use paceline_model::TokenId;
 use serde_json::{Value, json};
 
-pub(super) async fn tokenize(state: Shared, Whole(body): Whole) -> Result<Response, ApiError> {
+pub(super) async fn tokenize(state: Shared, body: Whole) -> Result<Response, ApiError> {
     let value = aside(move || tokens(&state.0, &body)).await?;
     Ok(json_response(StatusCode::OK, &value))
 }
 
-pub(super) async fn detokenize(state: Shared, Whole(body): Whole) -> Result<Response, ApiError> {
+pub(super) async fn detokenize(state: Shared, body: Whole) -> Result<Response, ApiError> {
     let value = aside(move || text(&state.0, &body)).await?;
     Ok(json_response(StatusCode::OK, &value))
 }

@@ -58,6 +58,11 @@ impl Server {
         answer(agent().get(format!("{}{path}", self.url)).call())
     }
 
+    /// Asks for the head of an answer alone.
+    pub fn head(&self, path: &str) -> u16 {
+        agent().head(format!("{}{path}", self.url)).call().unwrap().status().as_u16()
+    }
+
     /// The kind and text of what is no JSON.
     pub fn text(&self, path: &str, headers: &[(&str, &str)]) -> (String, String) {
         let get = headers

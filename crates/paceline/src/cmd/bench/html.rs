@@ -2,7 +2,9 @@
 
 use super::table::{Table, figure};
 use anyhow::Context;
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
 use std::path::Path;
 
 const STYLE: &str = "\
@@ -19,6 +21,13 @@ text { fill: var(--soft); } .grid { stroke: var(--dim); } polyline { fill: none;
 .l0 { stroke: var(--c0); } .l1 { stroke: var(--c1); } .l2 { stroke: var(--c2); } .l3 { stroke: var(--c3); }
 .f0 { fill: var(--c0); } .f1 { fill: var(--c1); } .f2 { fill: var(--c2); } .f3 { fill: var(--c3); }
 .wait { fill: var(--dim); } .read { fill: var(--c1); } .write { fill: var(--c2); } .waste { fill: var(--c0); opacity: .45; }";
+
+/// Opens the file of a report before there is anything to write: that it cannot be written should
+/// not need a measurement.
+pub fn create(path: &Path) -> anyhow::Result<File> {
+    let file = File::options().write(true).create(true).truncate(false).open(path);
+    file.with_context(|| format!("--html {}", path.display()))
+}
 
 /// A report.
 pub struct Page {
@@ -53,13 +62,14 @@ impl Page {
         let _ = writeln!(self.body, "<h2>{}</h2>\n{}", escape(title), plot.svg());
     }
 
-    pub fn write(&self, path: &Path) -> anyhow::Result<()> {
+    /// Writes the report in place of what the file holds.
+    pub fn write(&self, mut file: File) -> anyhow::Result<()> {
         let Page { title, body } = self;
         let page = format!(
             "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>{title}</title>\n\
              <style>\n{STYLE}\n</style>\n<h1>{title}</h1>\n{body}</html>\n"
         );
-        std::fs::write(path, page).with_context(|| format!("--html {}", path.display()))
+        file.set_len(0).and_then(|()| file.write_all(page.as_bytes())).context("--html")
     }
 }
 

@@ -1,12 +1,13 @@
 //! `paceline bench serve`: how a server behaves under load.
 
 use super::chart::{Bins, columns, overlaps, rates, spread};
-use super::html::{Axis, Page, Plot};
+use super::html::{self, Axis, Page, Plot};
 use super::table::{Table, figure, percent};
 use crate::args::BenchServe;
 use crate::progress;
-use crate::usage::UsageError;
+use crate::usage::{UsageError, of_flag};
 use anyhow::{Context, ensure};
+use paceline::SamplingParams;
 use paceline::bench::dataset::{self, Ask, Input};
 use paceline::bench::load::{Arrivals, Load, LoadClient, LoadConfig, LoadError};
 use paceline::bench::percentiles::Percentiles;
@@ -19,6 +20,8 @@ use std::time::Duration;
 const WIDTH: usize = 60;
 
 pub fn run(args: BenchServe) -> anyhow::Result<()> {
+    let sampling = SamplingParams { temperature: args.temperature, ..SamplingParams::default() };
+    sampling.check().map_err(of_flag)?;
     let arrivals = match (args.rate, args.concurrency) {
         (Some(rate), _) => Arrivals::Rate(rate),
         (None, n) => Arrivals::Concurrency(n.unwrap_or(1)),
@@ -38,6 +41,7 @@ pub fn run(args: BenchServe) -> anyhow::Result<()> {
         error => anyhow::Error::from(error),
     })?;
     let asks = asks(&args)?;
+    let html = args.html.as_deref().map(html::create).transpose()?;
     // One thread: the cores may be the server's.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (model, load) = runtime.block_on(async {
@@ -64,8 +68,8 @@ pub fn run(args: BenchServe) -> anyhow::Result<()> {
         true => writeln!(out, "{}", report.json())?,
         false => report.write(&mut out)?,
     }
-    if let Some(path) = &args.html {
-        report.page().write(path)?;
+    if let Some(html) = html {
+        report.page().write(html)?;
     }
     report.warn();
     ensure!(load.answers().next().is_some(), "no request was answered in full");
@@ -85,9 +89,19 @@ fn read_key(path: &Path) -> anyhow::Result<String> {
 /// What the flags say is to be asked.
 fn asks(args: &BenchServe) -> anyhow::Result<Vec<Ask>> {
     let n = args.num_prompts;
+    for (flag, is_given, of) in [
+        ("--dataset-path", args.dataset_path.is_some(), "sharegpt"),
+        ("--prompt-chars", args.prompt_chars.is_some(), "sharegpt"),
+        ("--raw", args.raw, "sharegpt"),
+        ("--input-len", args.input_len.is_some(), "random"),
+    ] {
+        if is_given && args.dataset != of {
+            return Err(UsageError(format!("{flag} needs --dataset {of}: leave it out")).into());
+        }
+    }
     let (all, what) = match (args.dataset.as_str(), &args.dataset_path) {
         ("sharegpt", Some(path)) => {
-            let turns = dataset::sharegpt(path, args.prompt_chars.clone())?;
+            let turns = dataset::sharegpt(path, args.prompt_chars.clone().unwrap_or(20..=1500))?;
             let ask = |turn: String| match args.raw {
                 true => Ask { input: Input::Prompt(turn), max_tokens: None },
                 false => Ask { input: Input::user(&turn), max_tokens: None },
@@ -99,15 +113,14 @@ fn asks(args: &BenchServe) -> anyhow::Result<Vec<Ask>> {
                 "--dataset sharegpt needs --dataset-path FILE: tools/fetch_sharegpt.py fetches it";
             return Err(UsageError(way_out.to_owned()).into());
         }
-        (_, Some(_)) => {
-            let wrong = "--dataset-path is ShareGPT's file: it needs --dataset sharegpt";
-            return Err(UsageError(wrong.to_owned()).into());
+        ("random", _) => {
+            let input_len = args.input_len.clone().unwrap_or(128..=128);
+            return Ok(dataset::random(n, input_len, args.seed));
         }
-        ("random", None) => return Ok(dataset::random(n, args.input_len.clone(), args.seed)),
-        (file, None) if file.ends_with(".jsonl") => {
+        (file, _) if file.ends_with(".jsonl") => {
             (dataset::lines(Path::new(file))?, file.to_owned())
         }
-        (other, None) => {
+        (other, _) => {
             let known = "sharegpt, random or the path of a .jsonl file";
             return Err(UsageError(format!("--dataset {other:?}: it must be {known}")).into());
         }
