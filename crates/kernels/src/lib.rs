@@ -15,9 +15,9 @@
 //!
 //! # The numerics contract
 //!
-//! Every output element is one serial chain of fused multiply-adds in its own SIMD lane, in an order
-//! that depends only on the weights and on the position: never on the number of rows, the tile
-//! height, the thread count or the neighbours. Every instruction set computes the same chain, so
+//! Every output element is an exact sum of integers, or one serial chain of fused multiply-adds in its own
+//! SIMD lane, in an order that depends only on the weights and on the position: never on the number of rows,
+//! the tile height, the thread count or the neighbours. Every instruction set computes the same chain, so
 //! they agree bit for bit. [`NUMERICS`] numbers the contract's versions.
 #![allow(unsafe_code)] // The only crate with SIMD; each block carries a SAFETY comment.
 

@@ -229,7 +229,7 @@ fn the_numbers_are_those_of_their_version() {
     for isa in Isa::available() {
         let mut hash = 0xCBF2_9CE4_8422_2325_u64;
         for architecture in ["llama", "qwen2", "qwen3", "gemma3"] {
-            for (matrices, kv) in [(DType::F32, KvType::F16), (DType::Q8_0, KvType::Q8_0)] {
+            for (matrices, kv) in [(DType::F32, KvType::I16), (DType::Q8_0, KvType::Q8_0)] {
                 write_gguf(architecture, matrices, &path);
                 let options = LoadOptions { isa, k_type: kv, v_type: kv, ..LoadOptions::default() };
                 let (logits, block) = computed(&path, &options);
