@@ -35,6 +35,19 @@ impl Slot {
     }
 }
 
+/// Pseudo-random numbers, the same each time (the multiplier of Knuth's MMIX).
+#[derive(Clone, Debug)]
+pub struct Lcg(pub u64);
+
+impl Lcg {
+    /// One of `0..n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) % n as u64) as usize
+    }
+}
+
 /// For each step the `(position, rows)` of each span.
 pub type StepLog = Vec<Vec<(usize, usize)>>;
 

@@ -4,7 +4,7 @@
 //! The fake model's logits are a hash of the tokens that a row reads from the KV cache. Each test
 //! also asserts that its case occurred.
 
-use paceline_engine::testing::{FakeModel, FakeVocab, StepLog};
+use paceline_engine::testing::{FakeModel, FakeVocab, Lcg, StepLog};
 use paceline_engine::{
     Engine, EngineConfig, Event, FinishReason, Logprobs, Request, SamplingParams, Speculate, Stats,
     Stop, Usage,
@@ -157,17 +157,6 @@ impl Case {
             run.answers.into_iter().map(move |((_, choice), answer)| ((i, choice), answer))
         };
         requests.iter().enumerate().flat_map(alone).collect()
-    }
-}
-
-/// Pseudo-random numbers for the workloads.
-struct Lcg(u64);
-
-impl Lcg {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) % n as u64) as usize
     }
 }
 

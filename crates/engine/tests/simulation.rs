@@ -1,6 +1,6 @@
 //! Random arrivals, aborts and steps, with every invariant checked after each of them.
 
-use paceline_engine::testing::{FakeModel, FakeVocab, StepLog};
+use paceline_engine::testing::{FakeModel, FakeVocab, Lcg, StepLog};
 use paceline_engine::{
     Engine, EngineConfig, Event, FinishReason, Request, RequestId, SamplingParams, Speculate,
 };
@@ -11,26 +11,15 @@ use std::time::Duration;
 
 const V: usize = 300;
 
-/// Pseudo-random numbers.
-struct Lcg(u64);
+/// Uniform in (0, 1).
+fn unit(random: &mut Lcg) -> f64 {
+    (random.below(1 << 30) as f64 + 0.5) / (1u64 << 30) as f64
+}
 
-impl Lcg {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) % n as u64) as usize
-    }
-
-    /// Uniform in (0, 1).
-    fn unit(&mut self) -> f64 {
-        (self.below(1 << 30) as f64 + 0.5) / (1u64 << 30) as f64
-    }
-
-    /// exp of a normal variable, with the given mean; `sigma` is the normal's.
-    fn log_normal(&mut self, mean: f64, sigma: f64) -> f64 {
-        let normal = (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos();
-        (mean.ln() - sigma * sigma / 2.0 + sigma * normal).exp()
-    }
+/// exp of a normal variable, with the given mean; `sigma` is the normal's.
+fn log_normal(random: &mut Lcg, mean: f64, sigma: f64) -> f64 {
+    let normal = (-2.0 * unit(random).ln()).sqrt() * (std::f64::consts::TAU * unit(random)).cos();
+    (mean.ln() - sigma * sigma / 2.0 + sigma * normal).exp()
 }
 
 fn engine(block_len: usize, config: EngineConfig) -> (Engine, Arc<Mutex<StepLog>>) {
@@ -341,8 +330,8 @@ fn serve(n_requests: usize, n_blocks: usize) -> (Engine, usize, usize) {
     let mut random = Lcg(11);
     let (mut n_prompt, mut n_output, mut n_ends) = (0, 0, 0);
     for _ in 0..n_requests {
-        let prompt_len = (random.log_normal(250.0, 1.0) as usize).clamp(4, 1024);
-        let output_len = (random.log_normal(206.0, 0.9) as usize).clamp(4, 1000);
+        let prompt_len = (log_normal(&mut random, 250.0, 1.0) as usize).clamp(4, 1024);
+        let output_len = (log_normal(&mut random, 206.0, 0.9) as usize).clamp(4, 1000);
         let prompt = (0..prompt_len).map(|_| random.below(256) as TokenId).collect();
         let params = SamplingParams {
             ignore_eos: true,

@@ -1,6 +1,6 @@
 //! Blocks that leave the KV cache for a store and come back: the same texts, less to compute.
 
-use paceline_engine::testing::{FakeModel, FakeVocab, StepLog};
+use paceline_engine::testing::{FakeModel, FakeVocab, Lcg, StepLog};
 use paceline_engine::{
     BlockStore, Engine, EngineConfig, Event, Request, RequestId, SamplingParams, Speculate,
 };
@@ -11,18 +11,6 @@ use std::time::Duration;
 
 const V: usize = 300;
 const B: usize = 4;
-
-/// Pseudo-random numbers.
-#[derive(Clone)]
-struct Lcg(u64);
-
-impl Lcg {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) % n as u64) as usize
-    }
-}
 
 type Blocks = Arc<Mutex<HashMap<(String, Vec<TokenId>), Vec<u8>>>>;
 
@@ -148,6 +136,15 @@ fn ask(engine: &mut Engine, prompt: Vec<TokenId>) -> (Vec<TokenId>, usize) {
     (tokens, cached)
 }
 
+/// What a first engine left of one request.
+fn kept() -> Blocks {
+    let blocks = Blocks::default();
+    let (mut first, _) = engine(config(64), Some(Map::new(&blocks)));
+    ask(&mut first, prompt(0, 100));
+    first.close();
+    blocks
+}
+
 #[test]
 fn what_the_cache_gave_up_comes_back() {
     let blocks = Blocks::default();
@@ -198,10 +195,7 @@ fn at_the_end_a_small_store_gets_what_was_used_last() {
 
 #[test]
 fn a_salt_keeps_blocks_apart() {
-    let blocks = Blocks::default();
-    let (mut first, _) = engine(config(64), Some(Map::new(&blocks)));
-    ask(&mut first, prompt(0, 100));
-    first.close();
+    let blocks = kept();
     let (mut second, _) = engine(config(64), Some(Map::new(&blocks)));
     let salted = request(&second, prompt(0, 100), 6).with_salt("other");
     second.add(salted);
@@ -213,10 +207,7 @@ fn a_salt_keeps_blocks_apart() {
 
 #[test]
 fn equal_prompts_at_once_read_a_block_once() {
-    let blocks = Blocks::default();
-    let (mut first, _) = engine(config(64), Some(Map::new(&blocks)));
-    ask(&mut first, prompt(0, 100));
-    first.close();
+    let blocks = kept();
     let map = Map::new(&blocks);
     let n_reads = map.n_reads.clone();
     let (mut second, _) = engine(config(200), Some(map));
