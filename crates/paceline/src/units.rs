@@ -1,4 +1,4 @@
-//! Sizes as people write and read them.
+//! Sizes and hashes as people read them.
 
 /// `98.4 MB`: decimal units, three figures.
 pub fn bytes(n: u64) -> String {
@@ -20,6 +20,11 @@ pub fn bytes(n: u64) -> String {
         0
     };
     format!("{value:.digits$} {}", UNITS[unit])
+}
+
+/// Two lowercase hexadecimal digits a byte.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

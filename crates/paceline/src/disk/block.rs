@@ -13,6 +13,7 @@
 //! The reader knows what the file must be but for the block, so nothing in it is taken at its word: all up
 //! to the block is compared, and the length of the file is known.
 
+use crate::units::hex;
 use paceline_model::TokenId;
 use sha2::{Digest, Sha256};
 use std::fs::File;
@@ -115,10 +116,4 @@ impl Name {
         let name = hex(&self.0.finalize());
         format!("{model}/{}/{name}", &name[..2])
     }
-}
-
-/// Hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    let digit = |n: u8| char::from(b"0123456789abcdef"[n as usize]);
-    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }

@@ -19,7 +19,8 @@ mod writer;
 
 pub(crate) use model::hash_of;
 
-use block::{Header, Name, hex};
+use crate::units::hex;
+use block::{Header, Name};
 use index::Index;
 use paceline_engine::BlockStore;
 use paceline_kernels::NUMERICS;

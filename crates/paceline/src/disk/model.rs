@@ -1,7 +1,7 @@
 //! Which model the blocks are of.
 
 use super::DiskError;
-use super::block::hex;
+use crate::units::hex;
 use paceline_model::ModelSpec;
 use sha2::{Digest, Sha256};
 use std::env::consts::{ARCH, OS};

@@ -2,6 +2,7 @@
 
 use super::{FetchError, Fetched, Progress, SourceError};
 use crate::cache::Cache;
+use crate::units::hex;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -73,8 +74,7 @@ impl Partial {
         if self.head.len() < 4 {
             return Err(SourceError::Source("not a GGUF file: it is empty".to_owned()));
         }
-        let got: String =
-            self.hash.clone().finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let got = hex(&self.hash.clone().finalize());
         if let Some(sha256) = sha256.filter(|sha256| *sha256 != got) {
             let reason = format!("other bytes than expected: sha256 {got} instead of {sha256}");
             return Err(SourceError::Source(reason));
