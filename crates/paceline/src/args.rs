@@ -322,7 +322,7 @@ pub struct Compute {
     /// Instruction set: scalar, avx2 or avx512 [default: the best]
     #[arg(long, env = "PACELINE_ISA", hide = true)]
     pub isa: Option<paceline::Isa>,
-    /// How K is kept: f16, q8_0
+    /// How K is kept: i16, q8_0
     #[arg(
         long,
         value_name = "TYPE",
@@ -332,7 +332,7 @@ pub struct Compute {
         hide_env = true
     )]
     pub kv_type_k: Kv,
-    /// How V is kept: f16, q8_0
+    /// How V is kept: i16, q8_0
     #[arg(
         long,
         value_name = "TYPE",
