@@ -20,6 +20,11 @@ fn start(step_ms: u64, max_num_seqs: usize, max_queue: usize) -> Server {
     Server::start(llm, ServerConfig { max_queue, ..ServerConfig::new("fake") })
 }
 
+/// The bias of a request that draws nothing which panics.
+fn safe() -> Value {
+    json!({MINE.to_string(): -100, BOMB.to_string(): -100})
+}
+
 /// A request that leads to a token after some others.
 fn only(token: u32) -> Value {
     json!({
@@ -54,12 +59,12 @@ fn a_panic_ends_its_request_and_nothing_else() {
 #[test]
 fn a_panic_of_the_model_ends_who_is_under_way_and_the_next_is_served() {
     let server = start(2, 64, 100);
-    let safe = json!({MINE.to_string(): -100, BOMB.to_string(): -100});
     let say = json!([{"role": "user", "content": "Hi"}]);
-    let body = json!({"messages": say, "max_tokens": 40, "seed": 1, "logit_bias": safe});
+    let body = json!({"messages": say, "max_tokens": 40, "seed": 1, "logit_bias": safe()});
     let before = server.ok(CHAT, &body);
-    let mut long = json!({"prompt": "Hello", "max_tokens": 2000, "ignore_eos": true});
-    long["logit_bias"] = safe;
+    let long = json!({
+        "prompt": "Hello", "max_tokens": 2000, "ignore_eos": true, "logit_bias": safe(),
+    });
     std::thread::scope(|scope| {
         let other = scope.spawn(|| server.post(COMPLETIONS, &long));
         server.wait_for_running(1);
@@ -77,7 +82,7 @@ fn who_finds_the_queue_full_is_told_when_to_come_again() {
     let server = start(5, 1, 3);
     let long = json!({
         "prompt": "Hello", "max_tokens": 3000, "ignore_eos": true, "stream": true,
-        "logit_bias": {MINE.to_string(): -100, BOMB.to_string(): -100},
+        "logit_bias": safe(),
     });
     let mut running = server.stream(COMPLETIONS, &long);
     running.next().unwrap();
@@ -85,7 +90,7 @@ fn who_finds_the_queue_full_is_told_when_to_come_again() {
     server.wait_for_running(3);
 
     // There is one place: two prompts find none, and leave it to the next one.
-    let two = json!({"prompt": ["a", "b"], "max_tokens": 1});
+    let two = json!({"prompt": ["a", "b"], "max_tokens": 1, "logit_bias": safe()});
     let (status, answer) = server.post(COMPLETIONS, &two);
     assert_eq!((status, &answer["error"]["code"]), (429, &json!("queue_full")), "{answer}");
     let third = server.stream(COMPLETIONS, &long);
@@ -118,14 +123,14 @@ fn who_finds_the_queue_full_is_told_when_to_come_again() {
 #[test]
 fn who_can_start_at_once_needs_no_queue() {
     let server = start(2, 2, 0);
-    let two = json!({"prompt": ["a", "b"], "max_tokens": 3});
+    let two = json!({"prompt": ["a", "b"], "max_tokens": 3, "logit_bias": safe()});
     // Each comes when the one before has just ended.
     for _ in 0..20 {
         server.ok(COMPLETIONS, &two);
     }
     let long = json!({
         "prompt": "Hello", "max_tokens": 3000, "ignore_eos": true, "stream": true,
-        "logit_bias": {MINE.to_string(): -100, BOMB.to_string(): -100},
+        "logit_bias": safe(),
     });
     let mut one = server.stream(COMPLETIONS, &long);
     one.next().unwrap();
@@ -143,7 +148,7 @@ fn a_timeout_ends_an_answer_with_what_is_there() {
     let server = start(5, 1, 100);
     let mut body = json!({
         "prompt": "Hello", "max_tokens": 3000, "ignore_eos": true, "timeout": 0.3, "priority": -2,
-        "logit_bias": {MINE.to_string(): -100, BOMB.to_string(): -100},
+        "logit_bias": safe(),
     });
     let answer = server.ok(COMPLETIONS, &body);
     assert_eq!(answer["choices"][0]["finish_reason"], "timeout");
