@@ -8,6 +8,7 @@ use cached::cached;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Stdio};
 use support::{Home, Ran};
 
@@ -568,6 +569,26 @@ fn a_bench_measures_what_is_asked_for() {
     let refused = bench(&["--only", "decode@128", "--vs", peer.to_str().unwrap()]);
     assert_eq!(refused.code, Some(1));
     assert!(refused.err.contains("not-llama-bench"), "{}", refused.err);
+    let peer = |name: &str, help: &str, context: &str, speed: u32| {
+        let script = format!(
+            "#!/bin/sh\n\
+             case \"$*\" in\n\
+             --help) echo '{help}' ;;\n\
+             *' {context} '*) echo '[{{\"avg_ts\": {speed}}}]' ;;\n\
+             *) echo \"what is $*\" >&2; exit 1 ;;\n\
+             esac\n"
+        );
+        let path = home.file(name, &script);
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        path
+    };
+    let llama = peer("llama-bench", "-d", "-d 128", 2);
+    let ik = peer("ik-llama-bench", "-rtr, --run-time-repack", "-gp 128,48", 3);
+    let vs = ["--vs", llama.to_str().unwrap(), "--vs", ik.to_str().unwrap()];
+    let only = ["--json", "--threads", "1", "--only", "decode@128"];
+    let figures = json(bench(&[&only[..], &vs].concat()));
+    let peers = serde_json::json!({"llama.cpp": 2.0, "ik_llama.cpp": 3.0});
+    assert_eq!(figures["rows"][0]["peers"], peers);
 }
 
 #[test]

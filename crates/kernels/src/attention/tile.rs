@@ -230,15 +230,23 @@ impl<const R: usize> Scores<'_, R> {
             }
             let sums = [[s.zeros(); N]; R];
             let sums = chain(s, sums, q, pairs, rows, 2 * block_len, self.ahead);
+            let is_last = i + 1 == self.q.len();
+            let mut scales = [s.splat(1.0); N];
+            if is_last {
+                for v in 0..N {
+                    scales[v] = k.scales(s, (vector + v) * LANES);
+                }
+            }
             for r in 0..R {
-                let (x, _) = self.x[r][vector * LANES..].as_chunks_mut();
+                let (x, _) = self.x[r].as_chunks_mut();
+                let x = &mut x[vector..vector + N];
                 for v in 0..N {
                     let mut sum = s.to_float(sums[r][v]);
                     if i > 0 {
                         sum = s.add(s.load(&x[v]), sum);
                     }
-                    if i + 1 == self.q.len() {
-                        sum = s.mul(sum, k.scales(s, (vector + v) * LANES));
+                    if is_last {
+                        sum = s.mul(sum, scales[v]);
                     }
                     s.store(sum, &mut x[v]);
                 }
@@ -267,23 +275,33 @@ impl Kernel for Softmax<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> (Folded, [f32; LANES]) {
         let (mut folded, mut units) = (Folded::default(), [0.0; LANES]);
+        let mut v_scales = [[0.0; LANES]; VECTORS];
+        for vector in self.vectors.clone() {
+            s.store(self.v.scales(s, vector * LANES), &mut v_scales[vector]);
+        }
+        let AttentionParams { scale: params_scale, softcap, .. } = *self.params;
         for (r, seen) in self.seen.iter().enumerate() {
-            let (x, _) = self.x[r].as_chunks_mut::<LANES>();
-            let (codes, _) = self.codes[r].as_chunks_mut::<LANES>();
-            codes[self.vectors.clone()].as_flattened_mut().fill(0);
+            let (x, codes) = (as_vectors(&mut self.x[r]), as_vectors(&mut self.codes[r]));
+            let vectors = seen.start / LANES..seen.end.div_ceil(LANES);
+            let hidden = [self.vectors.start..vectors.start, vectors.end..self.vectors.end];
+            let hidden = if seen.is_empty() { [self.vectors.clone(), 0..0] } else { hidden };
+            for vector in hidden.into_iter().flatten() {
+                codes[vector] = [0; LANES];
+            }
             if seen.is_empty() {
                 continue;
             }
-            let vectors = seen.start / LANES..seen.end.div_ceil(LANES);
-            let factor = s.splat(self.scales[r] * self.params.scale);
+            assert!(vectors.end <= VECTORS);
+            let mask = Mask::new(seen);
+            let factor = s.splat(self.scales[r] * params_scale);
             let mut m = s.splat(f32::NEG_INFINITY);
             for vector in vectors.clone() {
                 let mut score = s.mul(s.load(&x[vector]), factor);
-                if let Some(cap) = self.params.softcap {
+                if let Some(cap) = softcap {
                     let tanh = math::tanh(s, s.mul(score, s.splat(1.0 / cap)));
                     score = s.mul(tanh, s.splat(cap));
                 }
-                score = hide(s, score, f32::NEG_INFINITY, vector, seen);
+                score = mask.hide(s, score, f32::NEG_INFINITY, vector);
                 s.store(score, &mut x[vector]);
                 m = s.max(score, m);
             }
@@ -292,8 +310,8 @@ impl Kernel for Softmax<'_> {
             let (mut l, mut sum, mut largest) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
             for vector in vectors.clone() {
                 let p = math::exp_bounded(s, s.sub(s.load(&x[vector]), m));
-                let weight = s.mul(p, self.v.scales(s, vector * LANES));
-                let weight = hide(s, weight, 0.0, vector, seen);
+                let weight = s.mul(p, s.load(&v_scales[vector]));
+                let weight = mask.hide(s, weight, 0.0, vector);
                 s.store(weight, &mut x[vector]);
                 l = s.add(l, p);
                 sum = s.add(sum, weight);
@@ -310,17 +328,44 @@ impl Kernel for Softmax<'_> {
     }
 }
 
-/// `hidden` for tokens that are not seen, in the given vector of tokens.
+/// Vectors of a segment's tokens.
+const VECTORS: usize = SEGMENT / LANES;
+
 #[inline(always)]
-fn hide<S: Simd>(s: S, x: S::F, hidden: f32, vector: usize, seen: &Range<usize>) -> S::F {
-    let first = vector * LANES;
-    if first >= seen.start && first + LANES <= seen.end {
-        return x;
+fn as_vectors<T>(x: &mut [T; SEGMENT]) -> &mut [[T; LANES]; VECTORS] {
+    x.as_chunks_mut().0.first_chunk_mut().expect("so many vectors are a segment")
+}
+
+/// What a row sees of a segment.
+#[derive(Clone, Copy)]
+struct Mask {
+    /// The first token and the end.
+    start: f32,
+    end: f32,
+    /// Vectors that are seen as a whole: the first and their number.
+    whole: usize,
+    n_whole: usize,
+}
+
+impl Mask {
+    #[inline(always)]
+    fn new(seen: &Range<usize>) -> Mask {
+        let whole = seen.start.div_ceil(LANES);
+        let n_whole = (seen.end / LANES).saturating_sub(whole);
+        Mask { start: seen.start as f32, end: seen.end as f32, whole, n_whole }
     }
-    let tokens = s.add(s.load(&LANE_NUMBERS), s.splat(first as f32));
-    let hidden = s.splat(hidden);
-    let x = s.select_lt(tokens, s.splat(seen.start as f32), hidden, x);
-    s.select_lt(tokens, s.splat(seen.end as f32), x, hidden)
+
+    /// `hidden` for tokens that are not seen, in the given vector of tokens.
+    #[inline(always)]
+    fn hide<S: Simd>(self, s: S, x: S::F, hidden: f32, vector: usize) -> S::F {
+        if vector.wrapping_sub(self.whole) < self.n_whole {
+            return x;
+        }
+        let tokens = s.add(s.load(&LANE_NUMBERS), s.splat((vector * LANES) as f32));
+        let hidden = s.splat(hidden);
+        let x = s.select_lt(tokens, s.splat(self.start), hidden, x);
+        s.select_lt(tokens, s.splat(self.end), x, hidden)
+    }
 }
 
 /// `o = w v` over the tokens of a segment, for R rows.
@@ -342,32 +387,45 @@ impl<const R: usize> Kernel for Sums<'_, R> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
+        let KvLayout { head_size, block_len, .. } = *self.segment.layout;
+        // Where each pair of tokens is: a loop over pages would be too short.
+        let mut rows = [std::ptr::null(); SEGMENT / 2];
+        let n = block_len / 2;
+        for page in self.pairs.start / n..self.pairs.end.div_ceil(n) {
+            let values = self.segment.v.pages[page];
+            assert!(values.len() >= block_len * head_size);
+            for (i, row) in rows[page * n..(page + 1) * n].iter_mut().enumerate() {
+                *row = values.as_ptr().wrapping_add(i * 2 * head_size);
+            }
+        }
+        let rows = &rows[self.pairs.clone()];
         macro_rules! tile {
             ($vector:expr, $n:literal) => {
-                self.tile::<S, $n>(s, $vector)
+                // SAFETY: the rows were just made.
+                unsafe { self.tile::<S, $n>(s, rows, $vector) }
             };
         }
-        widest!(S, R, 0..self.segment.layout.head_size / LANES, tile);
+        widest!(S, R, 0..head_size / LANES, tile);
     }
 }
 
 impl<const R: usize> Sums<'_, R> {
     /// N vectors of values, `vector` the first.
+    ///
+    /// # Safety
+    /// Each row is `[E][2]` values of one of the pairs.
     #[inline(always)]
-    fn tile<S: Simd, const N: usize>(&mut self, s: S, vector: usize) {
-        let KvLayout { head_size, block_len, .. } = *self.segment.layout;
-        let page_pairs = block_len / 2;
+    unsafe fn tile<S: Simd, const N: usize>(&mut self, s: S, rows: &[*const i16], vector: usize) {
+        let head_size = self.segment.layout.head_size;
+        assert!(2 * self.pairs.end <= SEGMENT && (vector + N) * LANES <= head_size);
         let mut sums = [[s.zeros(); N]; R];
-        for page in self.pairs.start / page_pairs..self.pairs.end.div_ceil(page_pairs) {
-            let first = page * page_pairs;
-            let pairs = self.pairs.start.max(first)..self.pairs.end.min(first + page_pairs);
-            let mut v = [&[][..]; N];
+        for (&row, k) in rows.iter().zip(self.pairs.clone()) {
+            let mut at = [row; N];
             for i in 0..N {
-                let value = (vector + i) * LANES;
-                v[i] =
-                    &self.segment.v.pages[page][((pairs.start - first) * head_size + value) * 2..];
+                at[i] = row.wrapping_add((vector + i) * 2 * LANES);
             }
-            sums = chain(s, sums, self.codes, pairs, v, 2 * head_size, self.ahead);
+            // SAFETY: the caller's promise, and the assert's.
+            sums = unsafe { add(s, sums, self.codes, k, at, self.ahead) };
         }
         for r in 0..R {
             let (o, _) = self.o[r * head_size + vector * LANES..].as_chunks_mut();
@@ -378,8 +436,8 @@ impl<const R: usize> Sums<'_, R> {
     }
 }
 
-/// The inner loop of both: adds `a[r][k] b[i][j * stride..]`, of pairs, to `sums[r][i]` for each k, the
-/// j-th of them.
+/// The inner loop over K: adds `a[r][k] b[i][j * stride..]`, of pairs, to `sums[r][i]` for each k,
+/// the j-th of them.
 #[inline(always)]
 fn chain<S: Simd, const R: usize, const N: usize, const L: usize>(
     s: S,
@@ -395,20 +453,43 @@ fn chain<S: Simd, const R: usize, const N: usize, const L: usize>(
         assert!(k.is_empty() || (k.len() - 1) * stride + 2 * LANES <= b.len());
     }
     for (j, k) in k.enumerate() {
-        if R < S::BUSY_ROWS {
-            ahead.step(s, N);
-        }
-        let mut vectors = [s.zeros(); N];
+        let mut at = [std::ptr::null(); N];
         for i in 0..N {
-            // SAFETY: `j` is below the length of `k`, so the pairs lie in `b[i]` by the assert.
-            vectors[i] = s.load_pairs(unsafe { &*b[i].as_ptr().add(j * stride).cast() });
+            at[i] = b[i].as_ptr().wrapping_add(j * stride);
         }
-        for r in 0..R {
-            // SAFETY: `2 k + 1` < L by the assert.
-            let a = s.splat_pair(unsafe { *a[r].as_ptr().add(2 * k).cast() });
-            for i in 0..N {
-                sums[r][i] = s.dot_pairs(vectors[i], a, sums[r][i]);
-            }
+        // SAFETY: `j` is below the length of `k`, so the pairs lie in `b[i]` by the assert, and
+        // `2 k + 1` is below L.
+        sums = unsafe { add(s, sums, a, k, at, ahead) };
+    }
+    sums
+}
+
+/// Adds `a[r][k] b[i]`, of pairs, to `sums[r][i]`.
+///
+/// # Safety
+/// There are vectors of pairs at `b`, and `2 k + 1` is below L.
+#[inline(always)]
+unsafe fn add<S: Simd, const R: usize, const N: usize, const L: usize>(
+    s: S,
+    mut sums: [[S::I; N]; R],
+    a: &[[i16; L]; R],
+    k: usize,
+    b: [*const i16; N],
+    ahead: &mut Ahead,
+) -> [[S::I; N]; R] {
+    if R < S::BUSY_ROWS {
+        ahead.step(s, N);
+    }
+    let mut vectors = [s.zeros(); N];
+    for i in 0..N {
+        // SAFETY: the caller's promise.
+        vectors[i] = s.load_pairs(unsafe { &*b[i].cast() });
+    }
+    for r in 0..R {
+        // SAFETY: the caller's promise.
+        let a = s.splat_pair(unsafe { *a[r].as_ptr().add(2 * k).cast() });
+        for i in 0..N {
+            sums[r][i] = s.dot_pairs(vectors[i], a, sums[r][i]);
         }
     }
     sums

@@ -40,9 +40,9 @@ pub struct BenchRun {
     /// Show where the time goes, op by op
     #[arg(long, conflicts_with = "json")]
     pub profile: bool,
-    /// Measure in turns with llama.cpp: the path of its llama-bench
+    /// Measure in turns with llama.cpp or ik_llama.cpp, or both: the path of its llama-bench
     #[arg(long, value_name = "PROGRAM")]
-    pub vs: Option<PathBuf>,
+    pub vs: Vec<PathBuf>,
     /// Rounds; the median counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = positive::<usize>)]
     pub repeat: usize,

@@ -1,4 +1,4 @@
-//! llama.cpp's own benchmarks, run in between ours.
+//! The benchmarks of llama.cpp and ik_llama.cpp, run in between ours.
 
 use anyhow::{Context, anyhow, ensure};
 use paceline::bench::Run;
@@ -6,9 +6,12 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// `llama-bench`, and `llama-batched-bench` beside it where it was built.
+/// `llama-bench`, and llama.cpp's `llama-batched-bench` beside it where it was built.
 pub struct Peer {
+    pub name: &'static str,
     program: PathBuf,
+    /// Flags of its own.
+    flags: &'static [&'static str],
     batched: Option<PathBuf>,
     model: PathBuf,
     n_threads: String,
@@ -21,13 +24,24 @@ impl Peer {
             "{}: no such program; --vs takes the path of llama-bench",
             program.display()
         );
+        // The fork repacks weights if asked to, and says a context in other words.
+        let help = output(Command::new(program).arg("--help"))?;
+        let is_ik = help.contains("--run-time-repack");
+        let (name, flags): (_, &[_]) =
+            if is_ik { ("ik_llama.cpp", &["-rtr", "1"]) } else { ("llama.cpp", &[]) };
         let batched = program.with_file_name("llama-batched-bench");
         Ok(Peer {
+            name,
             program: program.to_owned(),
-            batched: batched.is_file().then_some(batched),
+            flags,
+            batched: (!is_ik && batched.is_file()).then_some(batched),
             model: model.to_owned(),
             n_threads: n_threads.to_string(),
         })
+    }
+
+    fn is_ik(&self) -> bool {
+        !self.flags.is_empty()
     }
 
     /// Tokens per second of the peer in the figures of a run.
@@ -38,6 +52,11 @@ impl Peer {
             figures.push((name.clone(), self.single(&["-p", &len, "-n", "0"])?));
         }
         match &run.decode {
+            Some(name) if run.n_seqs == 1 && self.is_ik() => {
+                let context = format!("{len},{n}");
+                figures
+                    .push((name.clone(), self.single(&["-p", "0", "-n", "0", "-gp", &context])?));
+            }
             Some(name) if run.n_seqs == 1 => {
                 figures.push((name.clone(), self.single(&["-p", "0", "-n", &n, "-d", &len])?));
             }
@@ -51,7 +70,7 @@ impl Peer {
 
     fn single(&self, what: &[&str]) -> anyhow::Result<f64> {
         let usual = ["-r", "1", "-fa", "1", "-o", "json"];
-        let output = self.output(&self.program, &[what, &usual].concat())?;
+        let output = self.output(&self.program, &[what, &usual, self.flags].concat())?;
         let program = self.program.display();
         let results: Value = serde_json::from_str(&output)
             .map_err(|_| anyhow!("{program} printed no JSON: is it llama-bench?"))?;
@@ -87,16 +106,16 @@ impl Peer {
 
     fn output(&self, program: &Path, args: &[&str]) -> anyhow::Result<String> {
         let mut command = Command::new(program);
-        command.arg("-m").arg(&self.model).args(["-t", &self.n_threads]).args(args);
-        let output = command.output().with_context(|| program.display().to_string())?;
-        let last = String::from_utf8_lossy(&output.stderr);
-        let last = last.lines().last().unwrap_or("it says nothing");
-        ensure!(
-            output.status.success(),
-            "{} failed ({}): {last}",
-            program.display(),
-            output.status
-        );
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        output(command.arg("-m").arg(&self.model).args(["-t", &self.n_threads]).args(args))
     }
+}
+
+/// What a program prints.
+fn output(command: &mut Command) -> anyhow::Result<String> {
+    let program = command.get_program().display().to_string();
+    let output = command.output().with_context(|| program.clone())?;
+    let last = String::from_utf8_lossy(&output.stderr);
+    let last = last.lines().last().unwrap_or("it says nothing");
+    ensure!(output.status.success(), "{program} failed ({}): {last}", output.status);
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -11,7 +11,7 @@ use paceline::{EngineConfig, LoadOptions, units};
 use paceline_kernels::profile::{Op, OpCost};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write, stdout};
 use std::time::Duration;
 
@@ -26,8 +26,8 @@ pub fn run(args: BenchRun) -> anyhow::Result<()> {
         max_num_batched_tokens: compute.max_num_batched_tokens,
         ..EngineConfig::default()
     };
-    let peer = args.vs.as_deref().map(|program| Peer::new(program, &path, options.n_threads));
-    let peer = peer.transpose()?;
+    let peers = args.vs.iter().map(|program| Peer::new(program, &path, options.n_threads));
+    let peers = peers.collect::<Result<Vec<_>, _>>()?;
     let longest = runs.iter().map(|run| run.prompt_len + run.n_tokens).max().unwrap_or(0);
     let spinner = progress::spinner(&format!("loading {name}"));
     let mut bench = Bench::new(&path, &options, config, &mut runs)?;
@@ -58,10 +58,11 @@ pub fn run(args: BenchRun) -> anyhow::Result<()> {
             for (name, sample) in samples {
                 Figure::of(&mut figures, name).samples.push(sample);
             }
-            for (name, speed) in
-                peer.iter().map(|peer| peer.measure(run)).collect::<Result<Vec<_>, _>>()?.concat()
-            {
-                Figure::of(&mut figures, name).peer.push(speed);
+            for peer in &peers {
+                for (name, speed) in peer.measure(run)? {
+                    let speeds = &mut Figure::of(&mut figures, name).peers;
+                    speeds.entry(peer.name).or_default().push(speed);
+                }
             }
         }
     }
@@ -123,15 +124,15 @@ impl Report {
         let resident = peak_resident_bytes()
             .map_or(String::new(), |bytes| format!(", at most {} resident", units::bytes(bytes)));
         writeln!(out, "loaded in {:.2} s{resident}\n", self.load.as_secs_f64())?;
-        let with_peer = self.figures.iter().any(|figure| figure.peer().is_some());
-        let peer_head = if with_peer { "        peer  ratio" } else { "" };
+        let peers: BTreeSet<&str> = self.figures.iter().flat_map(Figure::peers).collect();
+        let heads: String = peers.iter().map(|peer| format!(" {peer:>12}  ratio")).collect();
         writeln!(
             out,
-            "{:<14} {:>9} {:>17} {:>9}  {:<26}{peer_head}",
+            "{:<14} {:>9} {:>17} {:>9}  {:<25}{heads}",
             "", "tokens/s", "lowest..highest", "limit", "of the limit"
         )?;
         for figure in &self.figures {
-            writeln!(out, "{}", figure.line())?;
+            writeln!(out, "{}", figure.line(&peers).trim_end())?;
         }
         self.profiles.iter().try_for_each(|profile| write_profile(out, profile, self.machine))
     }
@@ -206,14 +207,14 @@ fn choose(runs: &mut Vec<Run>, only: &[String]) -> Result<(), UsageError> {
 struct Figure {
     name: String,
     samples: Vec<Sample>,
-    /// Tokens per second of the peer.
-    peer: Vec<f64>,
+    /// Tokens per second of each peer.
+    peers: BTreeMap<&'static str, Vec<f64>>,
 }
 
 impl Figure {
     fn of(figures: &mut Vec<Figure>, name: String) -> &mut Figure {
         let i = figures.iter().position(|figure| figure.name == name).unwrap_or_else(|| {
-            figures.push(Figure { name, samples: Vec::new(), peer: Vec::new() });
+            figures.push(Figure { name, samples: Vec::new(), peers: BTreeMap::new() });
             figures.len() - 1
         });
         &mut figures[i]
@@ -237,25 +238,31 @@ impl Figure {
         (speeds().fold(f64::MAX, f64::min), speeds().fold(0.0, f64::max))
     }
 
-    fn peer(&self) -> Option<f64> {
-        (!self.peer.is_empty()).then(|| median(self.peer.iter().copied()))
+    fn peers(&self) -> impl Iterator<Item = &'static str> {
+        self.peers.keys().copied()
     }
 
-    fn line(&self) -> String {
+    fn peer(&self, name: &str) -> Option<f64> {
+        self.peers.get(name).map(|speeds| median(speeds.iter().copied()))
+    }
+
+    fn line(&self, peers: &BTreeSet<&str>) -> String {
         const WIDTH: usize = 20;
         let (low, high) = self.spread();
         let full = ((self.fraction() * WIDTH as f64).round() as usize).min(WIDTH);
         let bar = "█".repeat(full) + &"·".repeat(WIDTH - full);
-        let peer = self
-            .peer()
-            .map_or(String::new(), |peer| format!(" {peer:>11.1} {:>5.2}x", self.speed() / peer));
+        let peers = peers.iter().map(|name| match self.peer(name) {
+            Some(peer) => format!(" {peer:>12.1} {:>5.2}x", self.speed() / peer),
+            None => format!(" {:>19}", ""),
+        });
         format!(
-            "{:<14} {:>9.1} {:>17} {:>9.1}  {bar} {:>3.0} %{peer}",
+            "{:<14} {:>9.1} {:>17} {:>9.1}  {bar} {:>3.0} %{}",
             self.name,
             self.speed(),
             format!("{low:.1}..{high:.1}"),
             self.limit(),
             self.fraction() * 100.0,
+            peers.collect::<String>(),
         )
     }
 
@@ -269,8 +276,9 @@ impl Figure {
             ("lowest", json!(low)),
             ("highest", json!(high)),
         ]);
-        if let Some(peer) = self.peer() {
-            row.insert("peer_tokens_per_second", json!(peer));
+        let peers: BTreeMap<_, _> = self.peers().map(|name| (name, self.peer(name))).collect();
+        if !peers.is_empty() {
+            row.insert("peers", json!(peers));
         }
         json!(row)
     }
