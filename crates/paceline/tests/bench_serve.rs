@@ -10,6 +10,7 @@ mod support;
 use paceline::server::ServerConfig;
 use serde_json::{Value, json};
 use server::Server;
+use std::io::{Read, Write};
 use std::time::Duration;
 use support::{Answer, Home, Ran, Web};
 
@@ -171,6 +172,38 @@ fn a_server_that_misbehaves_harms_nobody() {
     assert!(out.contains("20 pieces: the server does not count the tokens of 4"), "{out}");
 }
 
+/// Idle connections are the server's to close, at any moment.
+#[test]
+fn a_server_may_answer_once_a_connection() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let body = stream(1, "data: [DONE]\n\n");
+    let kind = "content-type: text/event-stream\r\ncontent-length";
+    let head = format!("HTTP/1.1 200 OK\r\n{kind}: {}\r\n\r\n", body.len());
+    let answer = [head.as_bytes(), &body].concat();
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let answer = answer.clone();
+            std::thread::spawn(move || {
+                let mut connection = connection.unwrap();
+                let mut request = Vec::new();
+                while !request.ends_with(b"}") {
+                    let mut bytes = [0; 4096];
+                    let n = connection.read(&mut bytes).unwrap();
+                    request.extend_from_slice(&bytes[..n]);
+                }
+                connection.write_all(&answer).unwrap();
+                // Another request gets no answer.
+                let _ = connection.read(&mut [0]);
+            });
+        }
+    });
+    let home = Home::new();
+    let args = ["--dataset", "random", "--num-prompts", "4", "--concurrency", "1"];
+    let ran = bench(&home, &url, &[&args[..], &["--model", "m", "--json"]].concat()).succeeds();
+    assert_eq!((&json(&ran)["completed"], ran.err.lines().count()), (&json!(4), 0), "{}", ran.err);
+}
+
 #[test]
 fn what_cannot_be_measured_is_named_in_one_line() {
     let home = Home::new();
@@ -226,6 +259,10 @@ fn what_cannot_be_measured_is_named_in_one_line() {
     failed(&["--dataset", "random", "--html", "none/report.html"], &["--html none/report.html"]);
     failed(&["--dataset", "random", "--html", "."], &["--html ."]);
     assert_eq!(web.requests(), n_asked);
+    // Nothing is left where a report was to be.
+    let report = ["--dataset", "random", one, "--html", "new.html"];
+    bench(&home, "http://127.0.0.1:9", &report).fails_with(&["127.0.0.1:9"]);
+    assert!(!home.path("new.html").exists());
     failed(&["--dataset", "none.jsonl"], &["none.jsonl", "No such file"]);
     home.file("bad.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": 1}\n");
     failed(&["--dataset", "bad.jsonl"], &["bad.jsonl, line 2", "expected a string"]);

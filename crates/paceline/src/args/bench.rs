@@ -40,7 +40,7 @@ pub struct BenchRun {
     /// Show where the time goes, op by op
     #[arg(long, conflicts_with = "json")]
     pub profile: bool,
-    /// Measure in turns with llama.cpp or ik_llama.cpp, or both: the path of its llama-bench
+    /// Measure in turns with llama.cpp, ik_llama.cpp: llama-bench of each
     #[arg(long, value_name = "PROGRAM")]
     pub vs: Vec<PathBuf>,
     /// Rounds; the median counts

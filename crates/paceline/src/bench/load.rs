@@ -239,7 +239,9 @@ impl LoadClient {
             .https_or_http()
             .enable_http1()
             .wrap_connector(http);
-        let client = Client::builder(TokioExecutor::new()).build(https);
+        // A connection for each request: a server may close an idle one just as the next request
+        // goes out on it, and that would count as its failure.
+        let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(https);
         Ok(LoadClient { client, config, base, authorization })
     }
 

@@ -1,7 +1,7 @@
 //! `paceline bench batching`: what it gains to compose each step anew.
 
 use super::chart;
-use super::html::{self, Axis, Page, Plot};
+use super::html::{Axis, Page, Plot, Target};
 use super::table::{Table, figure, percent};
 use crate::args::BenchBatching;
 use crate::open::{Located, locate};
@@ -29,7 +29,7 @@ pub fn run(args: BenchBatching) -> anyhow::Result<()> {
         );
         return Err(UsageError(wrong).into());
     }
-    let html = args.html.as_deref().map(html::create).transpose()?;
+    let html = args.html.as_deref().map(Target::open).transpose()?;
     let Located { name, path } = locate(args.model.as_deref())?;
     let options = compute.load_options();
     let config = EngineConfig {

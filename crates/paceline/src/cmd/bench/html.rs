@@ -3,9 +3,9 @@
 use super::table::{Table, figure};
 use anyhow::Context;
 use std::fmt::Write as _;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const STYLE: &str = "\
 :root { color-scheme: light dark; --ink: light-dark(#1f2430, #e3e6ec); --dim: light-dark(#d5d9e0, #3a404c);
@@ -22,11 +22,32 @@ text { fill: var(--soft); } .grid { stroke: var(--dim); } polyline { fill: none;
 .f0 { fill: var(--c0); } .f1 { fill: var(--c1); } .f2 { fill: var(--c2); } .f3 { fill: var(--c3); }
 .wait { fill: var(--dim); } .read { fill: var(--c1); } .write { fill: var(--c2); } .waste { fill: var(--c0); opacity: .45; }";
 
-/// Opens the file of a report before there is anything to write: that it cannot be written should
-/// not need a measurement.
-pub fn create(path: &Path) -> anyhow::Result<File> {
-    let file = File::options().write(true).create(true).truncate(false).open(path);
-    file.with_context(|| format!("--html {}", path.display()))
+/// The file of a report that is to be. What it holds stays until then; a new one that gets no
+/// report is taken away again.
+pub struct Target {
+    path: PathBuf,
+    file: File,
+    is_blank: bool,
+}
+
+impl Target {
+    /// Opens the file before there is anything to write: that it cannot be written should not need
+    /// a measurement.
+    pub fn open(path: &Path) -> anyhow::Result<Target> {
+        let context = || format!("--html {}", path.display());
+        let is_blank = !path.exists();
+        let file = File::options().write(true).create(true).truncate(false).open(path);
+        Ok(Target { path: path.to_owned(), file: file.with_context(context)?, is_blank })
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        if self.is_blank {
+            // Whoever sees an empty file can tell.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
 }
 
 /// A report.
@@ -63,13 +84,16 @@ impl Page {
     }
 
     /// Writes the report in place of what the file holds.
-    pub fn write(&self, mut file: File) -> anyhow::Result<()> {
+    pub fn write(&self, mut target: Target) -> anyhow::Result<()> {
         let Page { title, body } = self;
         let page = format!(
             "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>{title}</title>\n\
              <style>\n{STYLE}\n</style>\n<h1>{title}</h1>\n{body}</html>\n"
         );
-        file.set_len(0).and_then(|()| file.write_all(page.as_bytes())).context("--html")
+        let file = &mut target.file;
+        file.set_len(0).and_then(|()| file.write_all(page.as_bytes())).context("--html")?;
+        target.is_blank = false;
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! `paceline bench serve`: how a server behaves under load.
 
 use super::chart::{Bins, columns, overlaps, rates, spread};
-use super::html::{self, Axis, Page, Plot};
+use super::html::{Axis, Page, Plot, Target};
 use super::table::{Table, figure, percent};
 use crate::args::BenchServe;
 use crate::progress;
@@ -41,7 +41,7 @@ pub fn run(args: BenchServe) -> anyhow::Result<()> {
         error => anyhow::Error::from(error),
     })?;
     let asks = asks(&args)?;
-    let html = args.html.as_deref().map(html::create).transpose()?;
+    let html = args.html.as_deref().map(Target::open).transpose()?;
     // One thread: the cores may be the server's.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (model, load) = runtime.block_on(async {
