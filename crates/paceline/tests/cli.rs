@@ -8,7 +8,6 @@ use cached::cached;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Stdio};
 use support::{Home, Ran};
 
@@ -569,6 +568,18 @@ fn a_bench_measures_what_is_asked_for() {
     let refused = bench(&["--only", "decode@128", "--vs", peer.to_str().unwrap()]);
     assert_eq!(refused.code, Some(1));
     assert!(refused.err.contains("not-llama-bench"), "{}", refused.err);
+}
+
+#[cfg(unix)]
+#[test]
+fn peers_are_measured_in_their_own_words() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(path) = cached("smollm2-135m") else { return };
+    let home = Home::new();
+    let bench = |args: &[&str]| {
+        let usual = ["bench", "run", path.to_str().unwrap(), "--repeat", "1"];
+        home.run(usual.iter().chain(args))
+    };
     let peer = |name: &str, help: &str, context: &str, speed: u32| {
         let script = format!(
             "#!/bin/sh\n\
@@ -589,6 +600,9 @@ fn a_bench_measures_what_is_asked_for() {
     let figures = json(bench(&[&only[..], &vs].concat()));
     let peers = serde_json::json!({"llama.cpp": 2.0, "ik_llama.cpp": 3.0});
     assert_eq!(figures["rows"][0]["peers"], peers);
+    let twice = bench(&[&only[..], &vs, &vs[..2]].concat());
+    assert_eq!(twice.code, Some(1));
+    assert!(twice.err.contains("--vs names the same engine twice"), "{}", twice.err);
 }
 
 #[test]

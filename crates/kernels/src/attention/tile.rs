@@ -282,14 +282,13 @@ impl Kernel for Softmax<'_> {
         let AttentionParams { scale: params_scale, softcap, .. } = *self.params;
         for (r, seen) in self.seen.iter().enumerate() {
             let (x, codes) = (as_vectors(&mut self.x[r]), as_vectors(&mut self.codes[r]));
-            let vectors = seen.start / LANES..seen.end.div_ceil(LANES);
-            let hidden = [self.vectors.start..vectors.start, vectors.end..self.vectors.end];
-            let hidden = if seen.is_empty() { [self.vectors.clone(), 0..0] } else { hidden };
-            for vector in hidden.into_iter().flatten() {
-                codes[vector] = [0; LANES];
-            }
             if seen.is_empty() {
+                codes[self.vectors.clone()].fill([0; LANES]);
                 continue;
+            }
+            let vectors = seen.start / LANES..seen.end.div_ceil(LANES);
+            for vector in (self.vectors.start..vectors.start).chain(vectors.end..self.vectors.end) {
+                codes[vector] = [0; LANES];
             }
             assert!(vectors.end <= VECTORS);
             let mask = Mask::new(seen);

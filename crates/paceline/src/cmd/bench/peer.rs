@@ -8,10 +8,9 @@ use std::process::Command;
 
 /// `llama-bench`, and llama.cpp's `llama-batched-bench` beside it where it was built.
 pub struct Peer {
-    pub name: &'static str,
     program: PathBuf,
-    /// Flags of its own.
-    flags: &'static [&'static str],
+    /// The fork: it repacks weights if asked to, and says a context in other words.
+    is_ik: bool,
     batched: Option<PathBuf>,
     model: PathBuf,
     n_threads: String,
@@ -24,24 +23,20 @@ impl Peer {
             "{}: no such program; --vs takes the path of llama-bench",
             program.display()
         );
-        // The fork repacks weights if asked to, and says a context in other words.
         let help = output(Command::new(program).arg("--help"))?;
         let is_ik = help.contains("--run-time-repack");
-        let (name, flags): (_, &[_]) =
-            if is_ik { ("ik_llama.cpp", &["-rtr", "1"]) } else { ("llama.cpp", &[]) };
         let batched = program.with_file_name("llama-batched-bench");
         Ok(Peer {
-            name,
             program: program.to_owned(),
-            flags,
+            is_ik,
             batched: (!is_ik && batched.is_file()).then_some(batched),
             model: model.to_owned(),
             n_threads: n_threads.to_string(),
         })
     }
 
-    fn is_ik(&self) -> bool {
-        !self.flags.is_empty()
+    pub fn name(&self) -> &'static str {
+        if self.is_ik { "ik_llama.cpp" } else { "llama.cpp" }
     }
 
     /// Tokens per second of the peer in the figures of a run.
@@ -52,7 +47,7 @@ impl Peer {
             figures.push((name.clone(), self.single(&["-p", &len, "-n", "0"])?));
         }
         match &run.decode {
-            Some(name) if run.n_seqs == 1 && self.is_ik() => {
+            Some(name) if run.n_seqs == 1 && self.is_ik => {
                 let context = format!("{len},{n}");
                 figures
                     .push((name.clone(), self.single(&["-p", "0", "-n", "0", "-gp", &context])?));
@@ -70,7 +65,8 @@ impl Peer {
 
     fn single(&self, what: &[&str]) -> anyhow::Result<f64> {
         let usual = ["-r", "1", "-fa", "1", "-o", "json"];
-        let output = self.output(&self.program, &[what, &usual, self.flags].concat())?;
+        let own: &[&str] = if self.is_ik { &["-rtr", "1"] } else { &[] };
+        let output = self.output(&self.program, &[what, &usual, own].concat())?;
         let program = self.program.display();
         let results: Value = serde_json::from_str(&output)
             .map_err(|_| anyhow!("{program} printed no JSON: is it llama-bench?"))?;

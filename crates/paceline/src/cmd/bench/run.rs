@@ -28,6 +28,8 @@ pub fn run(args: BenchRun) -> anyhow::Result<()> {
     };
     let peers = args.vs.iter().map(|program| Peer::new(program, &path, options.n_threads));
     let peers = peers.collect::<Result<Vec<_>, _>>()?;
+    let names: BTreeSet<&str> = peers.iter().map(Peer::name).collect();
+    ensure!(names.len() == peers.len(), "--vs names the same engine twice: one build of each");
     let longest = runs.iter().map(|run| run.prompt_len + run.n_tokens).max().unwrap_or(0);
     let spinner = progress::spinner(&format!("loading {name}"));
     let mut bench = Bench::new(&path, &options, config, &mut runs)?;
@@ -61,7 +63,7 @@ pub fn run(args: BenchRun) -> anyhow::Result<()> {
             for peer in &peers {
                 for (name, speed) in peer.measure(run)? {
                     let speeds = &mut Figure::of(&mut figures, name).peers;
-                    speeds.entry(peer.name).or_default().push(speed);
+                    speeds.entry(peer.name()).or_default().push(speed);
                 }
             }
         }
